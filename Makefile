@@ -1,0 +1,63 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+CACHE ?= $(HOME)/.cache/mmdisagg
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11) python3.11)
+UV := $(CACHE)/uv-$(lastword $(subst ==, ,$(shell cat requirements/uv.in)))
+BIN := .venv/bin
+UNIT_TESTS := operator/tests workers/tests cli/tests
+# Installed packages are compiled once; without that every engine process would compile them again.
+export UV_COMPILE_BYTECODE := 1
+export PATH := $(UV)/bin:$(PATH)
+
+.PHONY: help setup demo test test-long check lint format crds requirements clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.ready  ## install everything into .venv (idempotent; downloads are cached under ~/.cache)
+
+.venv/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml
+	@started=$$(date +%s); \
+	tools/system-packages; \
+	test -x $(UV)/bin/uv || python3 -m pip install --quiet --root-user-action ignore --target $(UV) --require-hashes -r requirements/uv.txt; \
+	test -x $(BIN)/python || uv venv --quiet --python $(PYTHON) .venv; \
+	echo "setup: installing the CPU engine and the tools into .venv (6.7 GB; about a minute once downloaded)"; \
+	uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements/dev.txt; \
+	uv pip install --quiet --python .venv --no-deps --no-build-isolation --editable .; \
+	echo $$(($$(date +%s) - started)) > .venv/.setup-seconds; touch $@
+
+demo: setup  ## a real picture through real encode, prefill and decode, its answer beside one big engine's
+	@$(BIN)/mmdisagg demo
+
+test: setup lint  ## every test that this machine can run
+	@$(BIN)/python -m pytest $(UNIT_TESTS) e2e/local
+
+test-long: setup  ## soak and fuzz counts at full length
+	@MMDISAGG_LONG=1 HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest $(UNIT_TESTS) e2e/local
+
+check: setup lint  ## lint, types, imports, docstrings, generated files, unit and emulated tests
+	@$(BIN)/python -m pytest -q $(UNIT_TESTS)
+
+lint: setup
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@report=$$($(BIN)/lint-imports --no-cache) || { echo "$$report"; exit 1; }
+	@$(BIN)/interrogate --quiet operator/mmdisagg_operator workers/mmdisagg_workers cli/mmdisagg_cli models bench
+	@$(BIN)/python -m mmdisagg_operator.api.crd --check crds
+
+format: setup  ## format the code
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+crds: setup  ## generate crds/ from the API types
+	@$(BIN)/python -m mmdisagg_operator.api.crd --write crds
+
+requirements: setup  ## compile the requirement files again
+	uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/uv.in -o requirements/uv.txt
+	uv pip compile -q --python .venv --override requirements/overrides.txt --generate-hashes --no-emit-index-url \
+	  --no-header --no-annotate --no-emit-package nixl-cu12 requirements/dev.in -o requirements/dev.txt
+
+clean:  ## remove what was built here (not the download cache)
+	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

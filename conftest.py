@@ -1,0 +1,38 @@
+"""Shared by all tests: how long each tier took, and a bound on the whole run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent
+RUN_LIMIT_SECONDS = float(os.environ.get("MMDISAGG_RUN_LIMIT_SECONDS", "4800"))
+_started = time.monotonic()
+_seconds: dict[str, float] = defaultdict(float)
+
+settings.register_profile("default", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    before = time.monotonic()
+    if before - _started > RUN_LIMIT_SECONDS:
+        pytest.exit(f"stopped: the tests took longer than {RUN_LIMIT_SECONDS / 60:.0f} minutes", returncode=1)
+    result = yield
+    _seconds["local" if "e2e" in item.path.parts else "unit, emulated"] += time.monotonic() - before
+    return result
+
+
+def pytest_terminal_summary(terminalreporter):
+    setup = ROOT / ".venv/.setup-seconds"
+    tiers = {"setup": float(setup.read_text())} if setup.exists() else {}
+    terminalreporter.section("time per tier")
+    for tier, seconds in {**tiers, **_seconds}.items():
+        terminalreporter.write_line(f"{tier:>15}  {int(seconds // 60):3d} min {seconds % 60:4.1f} s")

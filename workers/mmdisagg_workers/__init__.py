@@ -1,0 +1,1 @@
+"""What runs inside serving pods: decode contract, router, engine launcher."""
