@@ -1,0 +1,1 @@
+"""Kubernetes operator of mmdisagg: the API types, the pure plan, and the reconciler."""
