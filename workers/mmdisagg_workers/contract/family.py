@@ -92,7 +92,7 @@ _QWEN_PLACEHOLDERS: Mapping[Modality, str] = {"image": "<|image_pad|>", "video":
 _QWEN_IDS: Mapping[Modality, tuple[str, ...]] = {"image": ("image_token_id",), "video": ("video_token_id",)}
 
 
-def _qwen(name: str, model_types: tuple[str, ...], timing: TimingField) -> Family:
+def _qwen(name: str, model_types: tuple[str, ...], timing: TimingField | None) -> Family:
     media: Mapping[Modality, MediaFields] = {
         "image": MediaFields("image_embeds", "image_grid_thw"),
         "video": MediaFields("video_embeds", "video_grid_thw", timing),
@@ -103,7 +103,8 @@ def _qwen(name: str, model_types: tuple[str, ...], timing: TimingField) -> Famil
 _SECONDS_PER_GRID = TimingField("second_per_grid_ts", as_tensor=True)
 _TIMESTAMPS = TimingField("timestamps", as_tensor=False)
 
-QWEN2_VL: Final = _qwen("Qwen2-VL", ("qwen2_vl",), _SECONDS_PER_GRID)
+# Qwen2-VL's processor makes no timing: every engine counts one second per grid step.
+QWEN2_VL: Final = _qwen("Qwen2-VL", ("qwen2_vl",), None)
 QWEN2_5_VL: Final = _qwen("Qwen2.5-VL", ("qwen2_5_vl",), _SECONDS_PER_GRID)
 QWEN3_VL: Final = _qwen("Qwen3-VL", ("qwen3_vl", "qwen3_vl_moe"), _TIMESTAMPS)
 LLAVA: Final = Family(

@@ -62,7 +62,7 @@ def report(name, modality="image", metadata=None, run=None, identity=IDENTITY):
 
 
 QWENS = ["Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL"]
-TIMING = {"Qwen2-VL": "second_per_grid_ts", "Qwen2.5-VL": "second_per_grid_ts", "Qwen3-VL": "timestamps"}
+TIMING = {"Qwen2.5-VL": "second_per_grid_ts", "Qwen3-VL": "timestamps"}
 
 
 @pytest.mark.parametrize("name", QWENS)
@@ -85,7 +85,7 @@ def test_metadata_only_carries_the_grid_and_the_identity(name):
 
 
 @pytest.mark.case("t10")
-@pytest.mark.parametrize("name", QWENS)
+@pytest.mark.parametrize("name", TIMING)
 def test_a_video_without_its_timing_is_refused(name):
     for value in (None, [], "2.0", [None], [True]):
         with pytest.raises(TimingError, match=TIMING[name]):
@@ -94,7 +94,7 @@ def test_a_video_without_its_timing_is_refused(name):
 
 @pytest.mark.case("t10")
 @pytest.mark.parametrize("form", [DecodeForm.ZERO_EMBEDDING, DecodeForm.METADATA_ONLY])
-@pytest.mark.parametrize("name", QWENS)
+@pytest.mark.parametrize("name", TIMING)
 def test_a_video_carries_its_timing_in_every_form(name, form):
     medium = report(name, "video", {"video_grid_thw": [4, 4, 4], TIMING[name]: [0.5, 2.5]})
     payload = decode_part(family(name), info_for(name), medium, form)["video_embeds"]
