@@ -1,0 +1,74 @@
+"""The command line itself: usage, exit codes, what goes to which stream."""
+
+import json
+
+import yaml
+from conftest import DEPLOYMENT, Machine
+from typer.testing import CliRunner
+
+from mmdisagg_cli.main import app
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def test_down_says_when_there_is_nothing_to_end(machine: Machine) -> None:
+    assert "fake is not running" in run("down", "fake").stderr
+    assert "../fake is not running" in run("down", "../fake").stderr
+    assert run("down", "--all").exit_code == 0
+
+
+def test_down_wants_exactly_one_target(machine: Machine) -> None:
+    assert run("down").exit_code == 2
+    assert run("down", "fake", "--all").exit_code == 2
+
+
+def test_status_says_when_nothing_runs(machine: Machine) -> None:
+    assert run("status").stdout == "nothing is running\n"
+
+
+def test_a_wrong_file_is_refused_with_the_fields_path(machine: Machine) -> None:
+    machine.write_deployment({**DEPLOYMENT, "spec": {**DEPLOYMENT["spec"], "decoder": {}}})
+    for command in ("up", "render", "verify", "down", "demo"):
+        result = run(command, "-f", machine.file)
+        assert result.exit_code == 2
+        assert "fake.yaml: spec.decoder: unknown field" in result.stderr
+
+
+def test_a_file_that_cannot_be_read_is_named(machine: Machine) -> None:
+    missing = run("render", "-f", machine.root / "nowhere.yaml")
+    assert missing.exit_code == 2
+    assert "nowhere.yaml: No such file" in missing.stderr
+    machine.file.write_text("a: b: c")
+    assert "is no YAML" in run("render", "-f", machine.file).stderr
+    machine.file.write_bytes(b"\xff\xfe\xff")
+    assert "is no YAML" in run("render", "-f", machine.file).stderr
+
+
+def test_render_prints_arguments_and_environment_of_each_role(machine: Machine) -> None:
+    result = run("render", "-f", machine.file, "-o", "json")
+    roles = json.loads(result.stdout)
+    assert list(roles) == ["encode", "prefill", "decode", "router"]
+    assert all(list(launch) == ["args", "env"] for launch in roles.values())
+    assert "--mm-encoder-only" in roles["encode"]["args"]
+    assert roles["decode"]["env"]["MMDISAGG_TOPOLOGY"] == "E/P/D"
+    assert roles == yaml.safe_load(run("render", "-f", machine.file, "-o", "yaml").stdout)
+
+
+def test_render_never_shows_the_secret(machine: Machine) -> None:
+    roles = json.loads(run("render", "-f", machine.file, "-o", "json").stdout)
+    assert {launch["env"]["MMDISAGG_STAGE_TOKEN"] for launch in roles.values()} == {"(secret)"}
+
+
+def test_render_knows_where_a_cluster_is_different(machine: Machine) -> None:
+    cluster = json.loads(run("render", "-f", machine.file, "--for", "cluster", "-o", "json").stdout)
+    local = json.loads(run("render", "-f", machine.file, "-o", "json").stdout)
+    name = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    assert (local["decode"]["env"][name], cluster["decode"]["env"][name]) == ("127.0.0.1", "$(POD_IP)")
+
+
+def test_render_has_a_table_for_people(machine: Machine) -> None:
+    table = run("render", "-f", machine.file).stdout
+    assert "--mm-encoder-only" in table
+    assert "prefill" in table
