@@ -6,12 +6,12 @@ CACHE ?= $(HOME)/.cache/mmdisagg
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11) python3.11)
 UV := $(CACHE)/uv-$(lastword $(subst ==, ,$(shell cat requirements/uv.in)))
 BIN := .venv/bin
-UNIT_TESTS := operator/tests workers/tests cli/tests
+UNIT_TESTS := operator/tests workers/tests cli/tests e2e/testbed/tests
 # Installed packages are compiled once; without that every engine process would compile them again.
 export UV_COMPILE_BYTECODE := 1
 export PATH := $(UV)/bin:$(PATH)
 
-.PHONY: help setup demo test test-long check lint format crds requirements clean
+.PHONY: help setup demo test test-long check lint format crds requirements clean testbed-up testbed-down testbed-prepare
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,7 @@ lint: setup
 	@$(BIN)/mypy
 	@report=$$($(BIN)/lint-imports --no-cache) || { echo "$$report"; exit 1; }
 	@$(BIN)/interrogate --quiet operator/mmdisagg_operator workers/mmdisagg_workers cli/mmdisagg_cli models bench
+	@$(BIN)/interrogate --quiet -e e2e/testbed/tests e2e/testbed
 	@$(BIN)/python -m mmdisagg_operator.api.crd --check crds
 
 format: setup  ## format the code
@@ -57,6 +58,15 @@ requirements: setup  ## compile the requirement files again
 	uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/uv.in -o requirements/uv.txt
 	uv pip compile -q --python .venv --override requirements/overrides.txt --generate-hashes --no-emit-index-url \
 	  --no-header --no-annotate --no-emit-package nixl-cu12 requirements/dev.in -o requirements/dev.txt
+
+testbed-up:  ## real Kubernetes nodes on this machine (the first time it compiles Kubernetes)
+	@PYTHONPATH=e2e $(PYTHON) -m testbed up
+
+testbed-down:  ## take them down, whatever state they are in
+	@PYTHONPATH=e2e $(PYTHON) -m testbed down
+
+testbed-prepare:  ## compile and build what the nodes need, start nothing
+	@PYTHONPATH=e2e $(PYTHON) -m testbed prepare
 
 clean:  ## remove what was built here (not the download cache)
 	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,13 +20,21 @@ settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+TIERS = {"local": "local", "api": "API server", "charts": "charts", "cluster": "cluster"}
+
+
+def tier(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return TIERS.get(parts[1], "unit, emulated") if parts[0] == "e2e" else "unit, emulated"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
     before = time.monotonic()
     if before - _started > RUN_LIMIT_SECONDS:
         pytest.exit(f"stopped: the tests took longer than {RUN_LIMIT_SECONDS / 60:.0f} minutes", returncode=1)
     result = yield
-    _seconds["local" if "e2e" in item.path.parts else "unit, emulated"] += time.monotonic() - before
+    _seconds[tier(item.path)] += time.monotonic() - before
     return result
 
 
