@@ -1,0 +1,75 @@
+"""The encode stage: each distinct medium of a request to one engine, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from .body import ChatBody
+from .dispatch import Dispatcher, Tried
+from .legs import EncodedMedia, EncodedMedium, Model, encode_leg
+from .media_cache import MediaCache, media_key
+from .replies import encoded_medium
+from .topology import Role
+from .trace import Trace
+from .validation import ClientMedium
+
+
+class EncodeStage:
+    """Encodes the media of requests, and remembers what it learnt about inline ones."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._cache = MediaCache()
+
+    async def encode(
+        self,
+        body: ChatBody,
+        media: Sequence[ClientMedium],
+        model: Model,
+        trace: Trace,
+        *,
+        again: bool = False,
+    ) -> EncodedMedia:
+        """Encode the media of one request.
+
+        Args:
+            body: the client's chat.
+            media: its media, in order.
+            model: the model.
+            trace: the request.
+            again: whether an embedding was lost, so that nothing remembered may be used.
+
+        Raises:
+            RouterError: the first failure; the other legs are cancelled.
+        """
+        keys = {medium: media_key(medium, body) for medium in media}
+        if again:
+            self._cache.forget(keys.values())
+        found = self._remembered(keys)
+        missing = [medium for medium in keys if medium not in found]
+        if missing:
+            with trace.timed(Role.ENCODE):
+                fresh = await self._encode_all(body, missing, model, trace)
+            for medium, encoded in zip(missing, fresh, strict=True):
+                found[medium] = encoded
+                self._cache.put(keys[medium], encoded)
+        return EncodedMedia.gathered([found[medium] for medium in media])
+
+    def _remembered(self, keys: Mapping[ClientMedium, bytes | None]) -> dict[ClientMedium, EncodedMedium]:
+        looked_up = ((medium, self._cache.get(key)) for medium, key in keys.items())
+        return {medium: encoded for medium, encoded in looked_up if encoded is not None}
+
+    async def _encode_all(
+        self, body: ChatBody, media: Sequence[ClientMedium], model: Model, trace: Trace
+    ) -> list[EncodedMedium]:
+        async def one(medium: ClientMedium) -> EncodedMedium:
+            reply = await self._dispatcher.reply(encode_leg(body, medium), trace, Tried())
+            return encoded_medium(model, medium, reply)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(medium)) for medium in media]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]

@@ -1,0 +1,289 @@
+"""The HTTP front: reads requests, runs the pipeline, writes answers and streams.
+
+Each request ends in exactly one outcome, which its log line and the metrics name:
+`ok`, `invalid` (the router refused), `refused` (an engine refused), `failed`, `timeout`, `mismatch`,
+`unavailable`, `client_gone`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from .body import Body
+from .decode_stream import broken
+from .errors import (
+    EngineRefusedError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotReadyError,
+    PromptMismatchError,
+    RouterError,
+    StageTimeoutError,
+    TooLargeError,
+    UnreachableError,
+)
+from .events import DONE, END, event_of, is_error
+from .metrics import RouterMetrics
+from .pipeline import FullAnswer, Job, Pipeline, StreamAnswer
+from .readiness import Readiness
+from .request_log import RequestLog
+from .settings import Settings
+from .trace import Trace, accepted_request_id
+from .validation import Rules, check_chat, check_completion, parse_chat, parse_completion
+
+JSON: Final = "application/json"
+_STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+_OUTCOMES: Final[tuple[tuple[type[RouterError], str], ...]] = (
+    (InvalidRequestError, "invalid"),
+    (ModelNotFoundError, "invalid"),
+    (TooLargeError, "invalid"),
+    (EngineRefusedError, "refused"),
+    (NotReadyError, "unavailable"),
+    (StageTimeoutError, "timeout"),
+    (PromptMismatchError, "mismatch"),
+    (RouterError, "failed"),
+)
+
+Reader = Callable[[bytes, Rules, Trace], Job]
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """Everything that the handlers need."""
+
+    settings: Settings
+    pipeline: Pipeline
+    readiness: Readiness
+    metrics: RouterMetrics
+    log: RequestLog
+    created: int
+
+    def runner(self, drain: float) -> web.AppRunner:
+        """Return what runs the application: a handler is cancelled when its client goes away.
+
+        Args:
+            drain: seconds that requests in flight get at shutdown.
+        """
+        return web.AppRunner(
+            self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=drain
+        )
+
+    def application(self) -> web.Application:
+        """Return the application with all routes."""
+        app = web.Application(client_max_size=self.settings.limits.body_bytes, middlewares=[_error_shape])
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/models/{model:.+}", self.one_model)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/ready", self.ready)
+        app.router.add_get("/metrics", self.prometheus)
+        return app
+
+    async def health(self, _: web.Request) -> web.Response:
+        """Answer while the process lives."""
+        return web.Response()
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """Answer 200 while requests can be served, else 503 with the reason."""
+        model = self.readiness.check()
+        facts = {
+            "status": "ready",
+            "model": self.settings.model,
+            "topology": self.settings.topology,
+            "family": model.family.name,
+            "decode_contract": model.form,
+            "revision": model.info.revision,
+        }
+        return _json(facts)
+
+    async def prometheus(self, _: web.Request) -> web.Response:
+        """Return the metrics."""
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def models(self, _: web.Request) -> web.Response:
+        """List the one model served."""
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        """Describe a model."""
+        name = request.match_info["model"]
+        if name != self.settings.model:
+            message = f"The model {name!r} does not exist; served: {self.settings.model!r}."
+            raise ModelNotFoundError(message, "model")
+        return _json(self._card())
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Serve `POST /v1/chat/completions`."""
+        return await self._serve(request, self._read_chat)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Serve `POST /v1/completions`."""
+        return await self._serve(request, self._read_completion)
+
+    def _card(self) -> dict[str, object]:
+        model = self.readiness.model()
+        card: dict[str, object] = {"id": self.settings.model, "object": "model", "created": self.created}
+        return card | {"owned_by": "mmdisagg", "max_model_len": model.info.limits.max_model_len}
+
+    def _read_chat(self, data: bytes, rules: Rules, trace: Trace) -> Job:
+        body = parse_chat(data)
+        _note(body, trace)
+        media = check_chat(body, rules)
+        trace.media = len(media)
+        return Job(body, media, self.readiness.model())
+
+    def _read_completion(self, data: bytes, rules: Rules, trace: Trace) -> Job:
+        body = parse_completion(data)
+        _note(body, trace)
+        check_completion(body, rules)
+        return Job(body, (), self.readiness.model())
+
+    async def _serve(self, request: web.Request, read: Reader) -> web.StreamResponse:
+        deadline = asyncio.get_running_loop().time() + self.settings.deadlines.request
+        request_id = accepted_request_id(request.headers.get("x-request-id"))
+        trace = Trace(request_id, request.path, time.monotonic(), deadline)
+        status, outcome, failure = 499, "client_gone", None
+        self.metrics.in_flight.inc()
+        try:
+            response, failure = await self._answer(request, read, trace)
+            status, outcome = response.status, _outcome(failure)
+            return response
+        except ClientGoneError:
+            return web.Response(status=status)
+        finally:
+            self.metrics.in_flight.dec()
+            self.metrics.record(trace, outcome)
+            self.log.record(trace, status, outcome, failure)
+
+    async def _answer(
+        self, request: web.Request, read: Reader, trace: Trace
+    ) -> tuple[web.StreamResponse, RouterError | None]:
+        stream: web.StreamResponse | None = None
+        try:
+            job = read(await self._body(request), self._rules(), trace)
+            async with self.pipeline.answer(job, trace) as answer:
+                if isinstance(answer, FullAnswer):
+                    return _json(answer.body, trace.headers()), None
+                stream = web.StreamResponse(headers=_STREAM_HEADERS | trace.headers())
+                await _prepare(stream, request)
+                await _relay(answer, stream)
+        except RouterError as error:
+            if stream is None:
+                return _error_response(error, trace.headers()), error
+            # The status is sent: the client learns of the failure by an event, and never sees [DONE].
+            await _write(stream, event_of(error.body()) + END)
+            return stream, error
+        return stream, None
+
+    def _rules(self) -> Rules:
+        family = self.readiness.model().family
+        return Rules(self.settings.model, self.settings.topology, family, self.settings.limits)
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self.settings.limits.body_bytes
+        if (request.content_length or 0) > limit:
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self.settings.deadlines.stage):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise _too_large(limit) from None
+        except TimeoutError:
+            raise InvalidRequestError("The body did not arrive in time.", None, "body_timeout") from None
+
+
+async def _relay(answer: StreamAnswer, stream: web.StreamResponse) -> None:
+    batch: list[bytes] | None = answer.head
+    transform = answer.transform
+    while batch is not None:
+        for index, event in enumerate(batch):
+            if event == DONE or is_error(event):
+                await _write(stream, _joined(map(transform, batch[:index])))
+                return await _close(answer, stream, event)
+        await _write(stream, _joined(map(transform, batch)))
+        answer.rest.relax()
+        batch = await answer.rest.batch()
+    raise UnreachableError("decode", "the stream broke off")
+
+
+async def _close(answer: StreamAnswer, stream: web.StreamResponse, event: bytes) -> None:
+    if event != DONE:
+        raise broken(event)
+    await _write(stream, DONE + END)
+    await answer.rest.finish()
+
+
+def _joined(events: Iterable[bytes]) -> bytes:
+    return b"".join(event + END for event in events)
+
+
+async def _prepare(stream: web.StreamResponse, request: web.Request) -> None:
+    try:
+        await stream.prepare(request)
+    except ConnectionError:
+        raise ClientGoneError from None
+
+
+async def _write(stream: web.StreamResponse, data: bytes) -> None:
+    # A lost client raises an error that the client side of aiohttp also raises for a lost engine.
+    try:
+        await stream.write(data)
+    except ConnectionError:
+        raise ClientGoneError from None
+
+
+def _note(body: Body, trace: Trace) -> None:
+    trace.model = body.model
+    trace.stream = body.streams
+
+
+def _outcome(error: RouterError | None) -> str:
+    if error is None:
+        return "ok"
+    return next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The body is larger than {limit} bytes, which media.limits allow at most.")
+
+
+def _json(value: object, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type=JSON, headers=headers)
+
+
+def _error_response(error: RouterError, headers: dict[str, str]) -> web.Response:
+    return web.Response(
+        body=error.json(), status=error.status, content_type=JSON, headers=headers | error.headers()
+    )
+
+
+@web.middleware
+async def _error_shape(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RouterError as error:
+        return _error_response(error, {})
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        shaped = InvalidRequestError(f"{request.method} {request.path}: {error.reason}", None, "http_error")
+        shaped.status = error.status
+        return _error_response(shaped, {})
