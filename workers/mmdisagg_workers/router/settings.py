@@ -34,11 +34,13 @@ class MediaLimits(Struct, frozen=True):
         images: pictures per request.
         videos: videos per request.
         bytes: bytes per medium.
+        pixels: pixels per picture or frame, also after a client's processor arguments.
     """
 
     images: Annotated[int, Meta(ge=0)] = 8
     videos: Annotated[int, Meta(ge=0)] = 1
     bytes: Annotated[int, Meta(ge=1)] = 20 * 1024 * 1024
+    pixels: Annotated[int, Meta(ge=1)] = 40_000_000
 
     @property
     def body_bytes(self) -> int:

@@ -18,6 +18,7 @@ import msgspec
 from mmdisagg_workers.contract import Family, Modality
 
 from .body import (
+    CHAT_MEDIA_FIELDS,
     Body,
     ChatBody,
     CompletionBody,
@@ -125,6 +126,7 @@ def check_chat(body: ChatBody, rules: Rules) -> list[ClientMedium]:
     _check_counts(media, rules)
     for medium in media:
         _check_medium(medium, rules.limits)
+    _check_processor_arguments(body, rules.limits)
     _refuse_placeholders(_chat_texts(body), rules.family)
     return media
 
@@ -199,6 +201,31 @@ def _check_medium(medium: ClientMedium, limits: MediaLimits) -> None:
 def _inline_bytes(url: str) -> int:
     encoded = len(url) - url.find(",", 0, _DATA_PREFIX) - 1
     return encoded * 3 // 4 - url[-2:].count("=")
+
+
+def _check_processor_arguments(body: ChatBody, limits: MediaLimits) -> None:
+    # `min_pixels` and `size` can blow a small picture up: the limit holds for what the encoder sees.
+    for field in CHAT_MEDIA_FIELDS:
+        for name, value in _numbers(known(getattr(body, field)), field):
+            if abs(value) > limits.pixels:
+                message = f"{name}: got {value}; at most {limits.pixels} (media.limits.pixels)"
+                raise InvalidRequestError(message, field, "media_too_large")
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Every number below a JSON value with its path; a height and a width together count as an area."""
+    pending = [(name, value)]
+    while pending:
+        path, item = pending.pop()
+        if isinstance(item, int | float) and not isinstance(item, bool):
+            yield path, item
+        elif isinstance(item, list):
+            pending.extend((path, inner) for inner in item)
+        elif isinstance(item, dict):
+            pending.extend((f"{path}.{key}", inner) for key, inner in item.items())
+            height, width = item.get("height"), item.get("width")
+            if isinstance(height, int | float) and isinstance(width, int | float):
+                yield f"{path}.height * width", height * width
 
 
 def _refuse_placeholders(texts: Iterable[tuple[str, str]], family: Family) -> None:

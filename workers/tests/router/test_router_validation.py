@@ -382,3 +382,27 @@ def test_a_completion_may_not_set(field):
         completion("hi", **{field: 1})
 
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"min_pixels": 40_000_001},
+        {"max_pixels": 10**30},
+        {"size": {"height": 7000, "width": 7000}},
+        {"size": {"shortest_edge": 50_000_000}},
+        {"images_kwargs": {"min_pixels": 1e300}},
+        {"sizes": [1, [2, 50_000_000]]},
+    ],
+)
+@pytest.mark.parametrize("field", ["mm_processor_kwargs", "media_io_kwargs"])
+def test_processor_arguments_cannot_blow_a_picture_up(field, arguments):
+    wrapped = {"image": arguments} if field == "media_io_kwargs" else arguments
+    body = messages(user([image_part(picture("a"))])) | {field: wrapped}
+    assert "media.limits.pixels" in refused(body).message
+    assert refused(body).param == field
+
+
+def test_processor_arguments_within_the_limits_pass():
+    arguments = {"max_pixels": 3136, "size": {"height": 56, "width": 56}, "do_resize": True, "mode": "RGB"}
+    assert check(messages(user([image_part(picture("a"))])) | {"mm_processor_kwargs": arguments})

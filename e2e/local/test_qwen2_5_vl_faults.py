@@ -1,0 +1,157 @@
+"""Faults under load: every request ends in the right answer or an explicit error, and the next ones are right."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import requests
+from chat import DEADLINE_SECONDS, Answer
+from pictures import about, image_part, noise
+from stages import Prefilled
+
+from mmdisagg_cli.scenes import question
+
+ERRORS = {400, 500, 502, 503, 504, 599}
+KV_LEASE_SECONDS = 30
+
+
+def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.25)
+
+
+@pytest.fixture
+def questions():
+    rng = random.Random(time.time())
+    return [question(rng, 1 + n % 2, 20).content() for n in range(20)]
+
+
+@pytest.mark.case("x01", "t07")
+def test_an_embedding_that_is_gone_is_encoded_again_and_prefill_lives(qwen):
+    stack = qwen()
+    store = embedding_store(stack)
+    content = about(image_part(noise(700)))
+    reference = stack.reference.ask(content, ignore_eos=True)
+    stages = stack.stages
+    medium, params = stages.encode_medium(content[0])
+    for entry in store.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    from mmdisagg_workers.contract import family, prefill_part
+
+    part = prefill_part(family(stages.info.family), stages.info, medium)
+    reply = stack.engine("prefill").ask(
+        [part, *content[1:]],
+        max_tokens=1,
+        ec_transfer_params=params,
+        kv_transfer_params={"do_remote_decode": True},
+    )
+    assert reply.status == 500, reply.body
+    assert requests.get(stack.local.role("prefill").url + "/health", timeout=10).status_code == 200
+    assert stack.router().ask(content, ignore_eos=True).token_ids == reference.token_ids
+
+
+@pytest.mark.case("t09")
+@pytest.mark.parametrize("field", ["remote_host", "remote_port", "remote_engine_id"])
+def test_kv_that_cannot_be_fetched_is_an_error_and_decode_lives(qwen, field):
+    stack = qwen()
+    stages = stack.stages
+    content = about(image_part(noise(710)))
+    done = stages.prefill_content(content)
+    wrong = {"remote_host": "127.0.0.1", "remote_port": 1, "remote_engine_id": "0" * 36}[field]
+    params = {**done.kv_transfer_params, "remote_port": 1, field: wrong}
+    from mmdisagg_workers.contract import DecodeForm
+
+    forged = Prefilled(done.content, done.media, done.prompt_token_ids, params)
+    reply = stages.decode_media(forged, DecodeForm.ZERO_EMBEDDING)
+    assert reply.status >= 400, reply.body
+    assert requests.get(stack.local.role("decode").url + "/health", timeout=10).status_code == 200
+    assert stack.router().ask(content, ignore_eos=True).status == 200
+
+
+def test_a_client_that_leaves_frees_decode_and_prefill(qwen):
+    stack = qwen()
+    decode, prefill = stack.engine("decode"), stack.engine("prefill")
+    router = stack.router()
+    body = router.body(about(image_part(noise(720))), stream=True, max_tokens=800, ignore_eos=True)
+    with router.post("/v1/chat/completions", body, stream=True) as response:
+        next(response.iter_content(64))
+    eventually(lambda: decode.metric("vllm:num_requests_running") == 0, 10, "decode stops generating")
+    generated = decode.metric("vllm:generation_tokens_total")
+    time.sleep(1)
+    assert decode.metric("vllm:generation_tokens_total") == generated
+    eventually(
+        lambda: prefill.metric("vllm:kv_cache_usage_perc") == 0,
+        KV_LEASE_SECONDS + 5,
+        "prefill frees its blocks",
+    )
+
+
+def test_a_client_that_leaves_during_prefill_leaves_nothing_behind(qwen):
+    stack = qwen()
+    prefill, decode = stack.engine("prefill"), stack.engine("decode")
+    router = stack.router()
+    for seed in range(4):
+        body = router.body(about(image_part(noise(730 + seed, 140, 140))), max_tokens=600, ignore_eos=True)
+        with pytest.raises(requests.exceptions.Timeout):
+            router.post("/v1/chat/completions", body, timeout=0.05 * (seed + 1))
+    eventually(lambda: decode.metric("vllm:num_requests_running") == 0, 10, "decode is idle")
+    eventually(
+        lambda: prefill.metric("vllm:kv_cache_usage_perc") == 0,
+        KV_LEASE_SECONDS + 5,
+        "prefill frees its blocks",
+    )
+
+
+@pytest.mark.case("c24", "x05")
+@pytest.mark.parametrize("role", ["decode", "prefill", "encode"])
+def test_killing_an_engine_under_load(qwen, questions, role):
+    stack = qwen()
+    references = stack.reference.ask_all(questions, at_once=4)
+    router = stack.router()
+    before = router.metric("mmdisagg_router_requests_total")
+    with ThreadPoolExecutor(20) as pool:
+        running = [pool.submit(ask, router, content, n % 2 == 0) for n, content in enumerate(questions)]
+        eventually(
+            lambda: router.metric("mmdisagg_router_requests_total") >= before + 2,
+            60,
+            "two requests have ended",
+        )
+        stack.local.role(role).kill()
+        answers = [future.result(DEADLINE_SECONDS) for future in running]
+    for answer, reference in zip(answers, references, strict=True):
+        assert answer.status == 200 or answer.status in ERRORS
+        assert answer.status != 200 or answer.token_ids == reference.token_ids
+    stack.local.role(role).restart()
+    stack.local.role(role).wait_ready(240)
+    eventually(
+        lambda: requests.get(router.url + "/ready", timeout=10).status_code == 200, 60, "the router is ready"
+    )
+    again = router.ask_all(questions[:6], at_once=2)
+    assert [a.status for a in again] == [200] * 6, next(a.body for a in again if a.status != 200)
+    assert [a.token_ids for a in again] == [r.token_ids for r in references[:6]]
+
+
+def ask(router, content, streaming: bool) -> Answer:
+    """One request; a broken connection counts as an explicit error."""
+    try:
+        return router.stream(content) if streaming else router.ask(content)
+    except requests.exceptions.ConnectionError:
+        return Answer(502)
+
+
+def embedding_store(stack) -> Path:
+    """The directory of the shared volume."""
+    command = stack.local.role("encode").command
+    config = command.argv[command.argv.index("--ec-transfer-config") + 1]
+    import json
+
+    return Path(json.loads(config)["ec_connector_extra_config"]["shared_storage_path"])
