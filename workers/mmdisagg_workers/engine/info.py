@@ -1,4 +1,7 @@
-"""`GET /mmdisagg/v1/info`: what this worker serves, for the router to build requests from.
+"""What a worker tells about itself, for the router and for whoever looks.
+
+    GET /mmdisagg/v1/info       the `ModelInfo` that the router builds requests from
+    GET /mmdisagg/v1/weights    bytes of the loaded parameters per module and rank; needs the stage token
 
 A vLLM endpoint plugin (`vllm.plugins.endpoint_plugins.interface`, vLLM 0.32.0): `attach_router` runs while
 the app is built, `init_state` once the engine is up and knows its dtype and length limit.
@@ -6,6 +9,7 @@ the app is built, `init_state` once the engine is up and knows its dtype and len
 
 from __future__ import annotations
 
+import json
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -20,23 +24,26 @@ from .settings import WorkerSettings
 from .start_errors import BadSettings
 
 PATH = "/mmdisagg/v1/info"
+WEIGHTS_PATH = "/mmdisagg/v1/weights"
 
 
 class InfoEndpoint:
-    """Endpoint plugin that serves this worker's `ModelInfo`."""
+    """Endpoint plugin that serves this worker's `ModelInfo` and the sizes of its weights."""
 
     name = "mmdisagg"
     required_tasks: tuple[str, ...] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the route; it answers 503 until `init_state` has run."""
+        """Add the routes; they answer 503 until `init_state` has run."""
         app.add_api_route(PATH, _answer_of(app), methods=["GET"], response_class=Response)
+        app.add_api_route(WEIGHTS_PATH, _weights_of(app), methods=["GET"], response_class=Response)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Compute the answer from the settings and the running engine's model config."""
         if engine_client is not None:
             config = engine_client.model_config
             state.mmdisagg_info = model_info(os.environ, str(config.dtype), config.max_model_len)
+            state.mmdisagg_engine = engine_client
 
 
 def model_info(environ: Mapping[str, str], dtype: str, max_model_len: int) -> ModelInfo:
@@ -72,5 +79,16 @@ def _answer_of(app: FastAPI) -> Any:
         info: ModelInfo | None = getattr(app.state, "mmdisagg_info", None)
         body, status = ("{}", 503) if info is None else (info.to_json(), 200)
         return Response(body, status, media_type="application/json")
+
+    return answer
+
+
+def _weights_of(app: FastAPI) -> Any:
+    async def answer() -> Response:
+        engine = getattr(app.state, "mmdisagg_engine", None)
+        if engine is None:
+            return Response("{}", 503, media_type="application/json")
+        ranks = await engine.collective_rpc("loaded_weight_bytes")
+        return Response(json.dumps({"ranks": ranks}), media_type="application/json")
 
     return answer

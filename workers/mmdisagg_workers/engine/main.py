@@ -18,6 +18,7 @@ from .model_facts import model_facts, read_config
 from .parent_death import end_with_parent
 from .settings import Role, WorkerSettings, geometry_to_json
 from .start_errors import BadSettings, StartError, WrongEngineVersion, report
+from .weights import EXTENSION
 
 VLLM_VERSION: Final = "0.32.0"
 """The one supported vLLM, without a local suffix: the CPU build shares it."""
@@ -114,7 +115,7 @@ def _model(vllm_args: Sequence[str]) -> tuple[str, str | None]:
 def _serve(vllm_args: Sequence[str]) -> NoReturn:
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
-    sys.argv = [sys.argv[0], *vllm_args]
+    sys.argv = [sys.argv[0], *vllm_args, "--worker-extension-cls", EXTENSION]
     serve()
     sys.exit(0)
 

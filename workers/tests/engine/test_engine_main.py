@@ -16,6 +16,7 @@ from mmdisagg_workers.engine import main as launcher
 from mmdisagg_workers.engine import settings as names
 from mmdisagg_workers.engine import start_errors
 from mmdisagg_workers.engine.start_errors import BadSettings, UnknownFamily, WrongEngineVersion
+from mmdisagg_workers.engine.weights import EXTENSION
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_wrong_version_has_its_code(model, monkeypatch):
 
 
 @pytest.mark.usefixtures("environ")
-def test_vllm_gets_all_other_arguments_unchanged(model, monkeypatch):
+def test_vllm_gets_all_other_arguments_unchanged_and_the_weight_report(model, monkeypatch):
     seen = []
     entry = ModuleType("vllm.entrypoints.launchers.api_server.entry")
     entry.main = lambda: seen.append(sys.argv[1:])
@@ -99,7 +100,7 @@ def test_vllm_gets_all_other_arguments_unchanged(model, monkeypatch):
     with pytest.raises(SystemExit) as end:
         launcher.main(["--role", "decode", *arguments])
     assert end.value.code == 0
-    assert seen == [arguments]
+    assert seen == [[*arguments, "--worker-extension-cls", EXTENSION]]
 
 
 def test_a_pod_finds_the_message_as_termination_message(tmp_path):
