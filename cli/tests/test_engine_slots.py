@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import eventually
+from machine import eventually
 
 from mmdisagg_cli.engine_slots import SLOTS, EngineSlots, NoEngineSlot
 

@@ -5,7 +5,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import DEPLOYMENT, Machine, eventually
+from machine import DEPLOYMENT, Machine, eventually
 
 from mmdisagg_cli.engine_slots import EngineSlots, NoEngineSlot
 from mmdisagg_cli.local import LocalDeployment, MissingModel, MissingProgram

@@ -3,7 +3,7 @@
 import json
 
 import yaml
-from conftest import DEPLOYMENT, Machine
+from machine import DEPLOYMENT, Machine
 from typer.testing import CliRunner
 
 from mmdisagg_cli.main import app

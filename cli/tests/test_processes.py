@@ -6,7 +6,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from conftest import eventually
+from machine import eventually
 
 from mmdisagg_cli.processes import (
     ProcessId,

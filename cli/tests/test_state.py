@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import eventually
+from machine import eventually
 
 from mmdisagg_cli.processes import ProcessId, identify, is_alive
 from mmdisagg_cli.state import AlreadyRunning, DeploymentState, RoleState, StateStore

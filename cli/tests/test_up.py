@@ -4,7 +4,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import Machine, eventually
+from machine import Machine, eventually
 
 from mmdisagg_cli.state import StateStore
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from conftest import DEPLOYMENT, Machine
+from machine import DEPLOYMENT, Machine
 from PIL import Image
 from typer.testing import CliRunner
 

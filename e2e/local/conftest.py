@@ -12,11 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "models")]
 
-from stack import Stack, Stacks  # noqa: E402
+from stack import ALLOWED_HOST, Stack, Stacks  # noqa: E402
 from stack import stacks as running_stacks  # noqa: E402
-
-ALLOWED_HOST = "127.0.0.1"
-"""The one private host that the test deployments may fetch pictures from."""
 
 
 def pytest_collection_modifyitems(config, items):

@@ -18,6 +18,9 @@ from mmdisagg_cli.role_process import NotReady, RoleDied, RoleProcess
 from mmdisagg_operator.api import load_deployment
 from mmdisagg_workers.contract import DecodeForm, ModelInfo
 
+ROOT = Path(__file__).resolve().parents[2]
+ALLOWED_HOST = "127.0.0.1"
+"""The one private host that the test deployments may fetch pictures from."""
 START_SECONDS = 420
 CPU_ENGINE = {
     "device": "Cpu",

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import requests
 from chat import TOKEN_HEADER, Answer
-from conftest import ROOT
 from pictures import WORDS_FOR_TWO_BLOCKS, about, image_part, noise, text_part, video_part
+from stack import ROOT
 from stages import reshaped, without_identity, without_timing
 
 from mmdisagg_cli.scenes import filler, question, scene

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import openai
 import pytest
 import requests
-from conftest import ALLOWED_HOST
 from pictures import about, image_part, noise, text_part
+from stack import ALLOWED_HOST
 from stages import REMOTE_DECODE, without_identity
 
 from mmdisagg_cli.scenes import png, question, scene

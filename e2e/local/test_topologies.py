@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from conftest import ALLOWED_HOST
 from pictures import WORDS_FOR_TWO_BLOCKS, about, image_part, noise, text_part, video_part
+from stack import ALLOWED_HOST
 from test_qwen2_5_vl import assert_same, solid
 
 from mmdisagg_cli.scenes import question
