@@ -142,11 +142,11 @@ class Stacks:
 
     def __init__(self) -> None:
         """Start with none."""
-        self._current: tuple[tuple[str, str], Stack] | None = None
+        self._current: tuple[str, Stack] | None = None
 
     def get(self, model: Path, topology: str, **spec: Any) -> Stack:
         """Return the running stack of a model and a topology, starting it if need be."""
-        key = (str(model), topology)
+        key = f"{model} {topology} {spec}"
         if self._current is None or self._current[0] != key:
             self.stop()
             stack = Stack(model, topology, **spec)

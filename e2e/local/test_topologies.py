@@ -10,7 +10,6 @@ from stack import ALLOWED_HOST
 from test_qwen2_5_vl import assert_same, solid
 
 from mmdisagg_cli.scenes import question
-from mmdisagg_workers.contract import DecodeForm
 
 MEDIA = {"allowedHosts": [ALLOWED_HOST], "allowPrivateNetworks": True}
 
@@ -41,13 +40,6 @@ def test_answers_are_token_identical_to_the_aggregated_engine(stack, references)
 
 def test_streamed_answers_are_the_same(stack, references):
     assert_same([stack.router().stream(c, ignore_eos=True) for c in workload()[:3]], references[:3])
-
-
-def test_the_other_decode_form_is_token_identical_too(stack, references):
-    """Only decode engines that receive KV blocks are told about media; the option changes nothing elsewhere."""
-    form = DecodeForm.METADATA_ONLY if stack.topology == "EP/D" else None
-    router = stack.router(form)
-    assert_same(router.ask_all(workload(), at_once=4, ignore_eos=True), references)
 
 
 @pytest.mark.case("c02")

@@ -210,5 +210,7 @@ class DecodeRole(EngineRole):
 class RouterRole(PodFields):
     """The role that takes the clients' requests."""
 
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """Router image; the operator's own default where absent."""
     request_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
     """How long one request may take in all."""

@@ -38,6 +38,7 @@ RESERVED_FLAGS: Final[Mapping[str, str]] = {
     "--enable-prompt-tokens-details": _PLAN,
     "--no-enable-prompt-tokens-details": _PLAN,
     "--disable-access-log-for-endpoints": _PLAN,
+    "--shutdown-timeout": f"{_PLAN}; use spec.router.requestTimeoutSeconds",
     "--config": "not supported: a file could set flags that the plan sets",
     "--enable-prompt-embeds": "not supported: engines refuse prompt embeddings",
     "--enable-scale-out": "not supported: it opens endpoints that the worker guard does not know",

@@ -125,7 +125,7 @@ class Media(Structure):
     allowed_hosts: tuple[HostPattern, ...] = Field(default=(), max_length=256)
     """If not empty, the only hosts to fetch from: names, addresses, or `*.example.com` for all below it."""
     allow_private_networks: bool = False
-    """Whether an allowed host may have a private, loopback or link-local address."""
+    """Whether an allowed host may have a private or loopback address (link-local ones stay denied)."""
 
     @rule(
         "allowPrivateNetworks",

@@ -36,7 +36,9 @@ def _publish_no_defaults(schema: dict[str, Any]) -> None:
 class _Observed(Structure):
     """A part of the status: fields that a newer operator has written are ignored, not refused."""
 
-    model_config = ConfigDict(extra="ignore", json_schema_extra=_publish_no_defaults)
+    model_config = ConfigDict(
+        extra="ignore", json_schema_extra=_publish_no_defaults, validate_by_alias=True, validate_by_name=True
+    )
 
 
 class Condition(_Observed):

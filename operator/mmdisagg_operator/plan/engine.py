@@ -27,8 +27,14 @@ CPU_DEFAULTS: Final[Mapping[str, str]] = {
     environment.CPU_THREAD_BINDING: "nobind",
     environment.WORKER_START_METHOD: "fork",
     environment.CPU_THREADS: "1",
+    environment.SPIN_WITHOUT_YIELDING: "1",
 }
-"""Environment of engines on CPUs that users may override."""
+"""Environment of engines on CPUs that users may override.
+
+vLLM's processes wait for one another by `sched_yield` in a loop. Linux 6.18 charges each yield as a whole
+time slice, so where cores are few a waiting worker is set back by many seconds (30 s seen). vLLM's own
+spin-loop extension waits without yielding.
+"""
 
 
 def engine(deployment: MultimodalDisaggDeployment, site: Site, role: Role, place: EnginePlace) -> Launch:
@@ -108,6 +114,8 @@ def _stage_args(spec: Spec, role: Role, site: Site, kv: Mapping[str, Any] | None
         yield from ("--ec-transfer-config", compact(embeddings))
     if kv is not None:
         yield from ("--kv-transfer-config", compact(kv))
+    if site.drain_seconds:
+        yield from ("--shutdown-timeout", str(site.drain_seconds))
 
 
 def _extra_args(spec: Spec, role: Role) -> tuple[str, ...]:

@@ -77,6 +77,11 @@ def kv_config(topology: Topology, role: Role, device: Device) -> Config | None:
     return {**config, "kv_load_failure_policy": "fail"}
 
 
+def shares_embeddings(topology: Topology, role: Role) -> bool:
+    """Whether this engine writes to or reads from the volume of embeddings."""
+    return _EMBEDDINGS.get((topology, role), ("",))[0] == SHARED_VOLUME_CONNECTOR
+
+
 def takes_embeddings(topology: Topology, role: Role) -> bool:
     """Whether the router sends this engine embedding parts instead of pictures."""
     if topology is Topology.EP_D:

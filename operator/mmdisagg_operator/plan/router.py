@@ -18,6 +18,7 @@ def router(deployment: MultimodalDisaggDeployment, site: Site) -> Launch:
         *(word for role, urls in site.targets.items() for word in (f"--{role}", *urls) if urls),
         *("--decode-contract", str(spec.decode.contract)),
         *("--request-timeout", str(spec.router.request_timeout_seconds)),
+        *(("--drain-timeout", str(site.drain_seconds)) if site.drain_seconds else ()),
     )
     env = {environment.MEDIA: media(spec), **site.secrets}
     return Launch(ROUTER, args, env, site.references(spec, Role.ROUTER))

@@ -62,6 +62,7 @@ class Site:
         router: where the router listens.
         targets: URLs at which the router reaches the engines, by role.
         secrets: secret variables of this site by name, never rendered; empty in a cluster.
+        drain_seconds: how long a process that is told to stop finishes requests in flight; 0 for at once.
     """
 
     model: str
@@ -70,6 +71,7 @@ class Site:
     router: Endpoint
     targets: Mapping[Role, tuple[str, ...]]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    drain_seconds: int = field(default=0, kw_only=True)
 
     def references(self, spec: Spec, role: Role) -> Mapping[str, Reference]:
         """Return the variables of a role that the site fills in when the process starts."""
@@ -144,7 +146,8 @@ class ClusterSite(Site):
             engines=dict.fromkeys(roles, (place,)),
             router=every_address,
             targets={role: (Endpoint(f"{name}-{role}", HTTP_PORT).url,) for role in roles},
-            stage_token=SecretReference(f"{name}-stage-token", STAGE_TOKEN_KEY),
+            stage_token=SecretReference(stage_token_name(name), STAGE_TOKEN_KEY),
+            drain_seconds=spec.router.request_timeout_seconds,
         )
 
     def references(self, spec: Spec, role: Role) -> Mapping[str, Reference]:
@@ -157,6 +160,11 @@ class ClusterSite(Site):
         if token is not None:
             found[environment.HUB_TOKEN] = SecretReference(token.name, token.key)
         return found
+
+
+def stage_token_name(deployment: str) -> str:
+    """Return the name of the Secret that the operator makes for a deployment."""
+    return f"{deployment}-stage-token"
 
 
 def _model_in_pod(spec: Spec) -> str:

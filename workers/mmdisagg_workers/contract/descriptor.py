@@ -21,8 +21,8 @@ from .integers import positive_ints
 PREFIX: Final = "mmdisagg.v1:"
 EMBEDDING_DTYPES: Final = ("float32", "float16", "bfloat16")
 VALUE_DTYPES: Final = ("int64", "float32")
-MAX_ELEMENTS: Final = 1 << 28
-"""Upper bound of the elements of one zero embedding (1 GiB in float32)."""
+MAX_ELEMENTS: Final = 1 << 30
+"""Upper bound of the elements of one zero embedding (2 GiB in bfloat16): 32,768 tokens of width 32,768."""
 MAX_VALUES: Final = 4096
 """Upper bound of the numbers that one value descriptor spells out."""
 
@@ -170,8 +170,7 @@ def _zeros(fields: dict[str, object]) -> ZeroEmbedding:
     shape: Sequence[int] = fields.get("shape")  # type: ignore[assignment]  # validated by create and rows
     dtype = str(fields.get("dtype"))
     if "grid" not in fields:
-        rows = _matrix_shape(shape)[0]
-        return ZeroEmbedding.rows(embeddings_shape=shape, tokens=rows, dtype=dtype)
+        return ZeroEmbedding(_matrix_shape(shape), _dtype(dtype, EMBEDDING_DTYPES), None, None)
     merge: int = fields.get("merge")  # type: ignore[assignment]  # validated by token_count
     return ZeroEmbedding.create(
         image_grid_thw=fields["grid"], embeddings_shape=shape, dtype=dtype, merge_size=merge, field="grid"

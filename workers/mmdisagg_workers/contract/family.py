@@ -144,6 +144,17 @@ def resolve_family(config: Mapping[str, object]) -> Family:
     model_type = config.get("model_type")
     for entry in FAMILIES.values():
         if model_type in entry.model_types:
+            _check_vision_tower(entry, config)
             return entry
     known = ", ".join(f"{f.name} ({', '.join(f.model_types)})" for f in FAMILIES.values())
     raise UnknownFamilyError("model_type", model_type, f"known families: {known}")
+
+
+def _check_vision_tower(entry: Family, config: Mapping[str, object]) -> None:
+    # Pixtral is published under model_type "llava" too, but breaks its rows with tokens of their own.
+    vision = config.get("vision_config")
+    tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    if entry is LLAVA and tower == "pixtral":
+        raise UnknownFamilyError(
+            "vision_config.model_type", tower, "LLaVA is served with a CLIP vision tower"
+        )

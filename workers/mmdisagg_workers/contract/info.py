@@ -117,8 +117,9 @@ class ModelInfo:
 
     def disagreement(self, other: ModelInfo) -> str | None:
         """Name the first fact in which two engines of one deployment differ, or return None."""
+        others = asdict(other)
         for name, mine in asdict(self).items():
-            theirs = asdict(other)[name]
+            theirs = others[name]
             if name != "role" and mine != theirs:
                 return f"{name}: {self.role} has {mine!r}, {other.role} has {theirs!r}"
         return None

@@ -190,6 +190,14 @@ def test_unknown_families_are_refused_with_the_list_of_known_ones(config):
         family(config.get("model_type"))
 
 
+def test_pixtral_is_no_llava_although_it_says_so():
+    with pytest.raises(UnknownFamilyError, match="pixtral"):
+        resolve_family(LLAVA_CONFIG | {"vision_config": {"model_type": "pixtral"}})
+    assert (
+        resolve_family(LLAVA_CONFIG | {"vision_config": {"model_type": "clip_vision_model"}}).name == "LLaVA"
+    )
+
+
 @pytest.mark.case("c19")
 def test_deepstack_layers_widen_the_embedding():
     vision = {"out_hidden_size": 128, "spatial_merge_size": 2, "deepstack_visual_indexes": [0, 1, 2]}

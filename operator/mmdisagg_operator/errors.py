@@ -1,0 +1,35 @@
+"""What the API server refuses.
+
+ApiError                     an answer that is no success
+├── InvalidObjectError       400, 422: the object is wrong; the same request fails again
+└── ConflictError            409: another version or another owner was there first
+UnreachableError             no answer: connection refused, reset, timed out
+"""
+
+
+class ApiError(Exception):
+    """The API server answered a request with an error.
+
+    Attributes:
+        status: HTTP status.
+        reason: Kubernetes' reason in one word, such as `Forbidden`.
+        message: the server's own words.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class InvalidObjectError(ApiError):
+    """The object breaks a rule of its kind; only another object can succeed."""
+
+
+class ConflictError(ApiError):
+    """The object has changed meanwhile, or another field manager owns what was to be set."""
+
+
+class UnreachableError(Exception):
+    """The API server did not answer."""
