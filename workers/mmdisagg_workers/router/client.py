@@ -107,7 +107,10 @@ class EngineClient:
                 clock = Clock(timeout, leg.role, trace.deadline)
                 clock.allow(limit)
                 url = endpoint.url + leg.path
-                async with self._session.post(url, data=leg.body, headers=headers) as response:
+                # A redirect would carry the stage token and the prompt to another host.
+                async with self._session.post(
+                    url, data=leg.body, headers=headers, allow_redirects=False
+                ) as response:
                     if response.status != 200:
                         raise engine_error(leg.role, response.status, await response.read())
                     yield response, clock

@@ -84,6 +84,21 @@ class TooLargeError(RouterError):
     code = "request_too_large"
 
 
+class UnsupportedEncodingError(RouterError):
+    """The body is compressed: its size could not be bounded before it is unpacked."""
+
+    status = 415
+    kind = "invalid_request_error"
+    code = "unsupported_encoding"
+
+
+class InternalError(RouterError):
+    """The router failed in a way that it did not foresee; the log has the cause."""
+
+    status = 500
+    code = "internal_error"
+
+
 class EngineRefusedError(RouterError):
     """An engine refused its leg with a 4xx: the client's fault, passed through."""
 

@@ -87,7 +87,9 @@ class InfoReader:
     async def read(self, endpoint: Endpoint) -> None:
         """Ask one engine; a failure keeps the last info and notes the problem."""
         try:
-            async with self._session.get(endpoint.url + INFO_PATH, timeout=INFO_TIMEOUT) as response:
+            async with self._session.get(
+                endpoint.url + INFO_PATH, timeout=INFO_TIMEOUT, allow_redirects=False
+            ) as response:
                 body = await response.read()
             if response.status != 200:
                 endpoint.problem = f"HTTP {response.status}"

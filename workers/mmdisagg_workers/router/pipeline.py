@@ -198,6 +198,8 @@ class Pipeline:
         data = await self._dispatcher.client.answer(endpoint, leg, run.trace, self._deadlines.request)
         self._check_prompt(run.job, prefilled, read_reply(leg.role, data).prompt)
         answer: dict[str, Any] = msgspec.json.decode(data)
+        if not answer.get("choices"):
+            raise EngineFailedError(Role.DECODE, "the answer has no choices")
         if leg.path == legs.COMPLETION_PATH and isinstance(body, ChatBody):
             answer = chat_answer(answer, _role(body))
         for name in _TRANSFER_FIELDS:

@@ -8,11 +8,14 @@ Each request ends in exactly one outcome, which its log line and the metrics nam
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -20,14 +23,17 @@ from .body import Body
 from .decode_stream import broken
 from .errors import (
     EngineRefusedError,
+    InternalError,
     InvalidRequestError,
     ModelNotFoundError,
     NotReadyError,
     PromptMismatchError,
     RouterError,
+    StageError,
     StageTimeoutError,
     TooLargeError,
     UnreachableError,
+    UnsupportedEncodingError,
 )
 from .events import DONE, END, event_of, is_error
 from .metrics import RouterMetrics
@@ -38,7 +44,11 @@ from .settings import Settings
 from .trace import Trace, accepted_request_id
 from .validation import Rules, check_chat, check_completion, parse_chat, parse_completion
 
+logger = logging.getLogger(__name__)
+
 JSON: Final = "application/json"
+FINISH_SECONDS: Final = 1.0
+"""What an engine gets to end its response after `[DONE]`."""
 _STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -48,6 +58,7 @@ _OUTCOMES: Final[tuple[tuple[type[RouterError], str], ...]] = (
     (InvalidRequestError, "invalid"),
     (ModelNotFoundError, "invalid"),
     (TooLargeError, "invalid"),
+    (UnsupportedEncodingError, "invalid"),
     (EngineRefusedError, "refused"),
     (NotReadyError, "unavailable"),
     (StageTimeoutError, "timeout"),
@@ -176,7 +187,7 @@ class Front:
     ) -> tuple[web.StreamResponse, RouterError | None]:
         stream: web.StreamResponse | None = None
         try:
-            job = read(await self._body(request), self._rules(), trace)
+            job = _read_job(read, await self._body(request), self._rules(), trace)
             async with self.pipeline.answer(job, trace) as answer:
                 if isinstance(answer, FullAnswer):
                     return _json(answer.body, trace.headers()), None
@@ -184,11 +195,13 @@ class Front:
                 await _prepare(stream, request)
                 await _relay(answer, stream)
         except RouterError as error:
-            if stream is None:
-                return _error_response(error, trace.headers()), error
-            # The status is sent: the client learns of the failure by an event, and never sees [DONE].
-            await _write(stream, event_of(error.body()) + END)
-            return stream, error
+            return await _failed(error, stream, trace), error
+        except ClientGoneError:
+            raise
+        except Exception:
+            logger.exception("request %s failed", trace.request_id)
+            unforeseen = InternalError("The router failed; its log has the cause under this request's id.")
+            return await _failed(unforeseen, stream, trace), unforeseen
         return stream, None
 
     def _rules(self) -> Rules:
@@ -196,6 +209,8 @@ class Front:
         return Rules(self.settings.model, self.settings.topology, family, self.settings.limits)
 
     async def _body(self, request: web.Request) -> bytes:
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise UnsupportedEncodingError("Content-Encoding: send the body uncompressed.")
         limit = self.settings.limits.body_bytes
         if (request.content_length or 0) > limit:
             raise _too_large(limit)
@@ -206,6 +221,21 @@ class Front:
             raise _too_large(limit) from None
         except TimeoutError:
             raise InvalidRequestError("The body did not arrive in time.", None, "body_timeout") from None
+
+
+def _read_job(read: Reader, data: bytes, rules: Rules, trace: Trace) -> Job:
+    try:
+        return read(data, rules, trace)
+    except (RecursionError, OverflowError) as error:
+        raise InvalidRequestError(f"The body cannot be read: {error}", None, "invalid_json") from None
+
+
+async def _failed(error: RouterError, stream: web.StreamResponse | None, trace: Trace) -> web.StreamResponse:
+    if stream is None:
+        return _error_response(error, trace.headers())
+    # The status is sent: the client learns of the failure by an event, and never sees [DONE].
+    await _write(stream, event_of(error.body()) + END)
+    return stream
 
 
 async def _relay(answer: StreamAnswer, stream: web.StreamResponse) -> None:
@@ -226,7 +256,10 @@ async def _close(answer: StreamAnswer, stream: web.StreamResponse, event: bytes)
     if event != DONE:
         raise broken(event)
     await _write(stream, DONE + END)
-    await answer.rest.finish()
+    # The answer is complete; what the engine does with the connection now concerns nobody.
+    with suppress(StageError, TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(FINISH_SECONDS):
+            await answer.rest.finish()
 
 
 def _joined(events: Iterable[bytes]) -> bytes:

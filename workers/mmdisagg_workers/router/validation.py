@@ -8,8 +8,10 @@ adjacent pieces make one, and inside a tool call's JSON.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -225,7 +227,9 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
             pending.extend((f"{path}.{key}", inner) for key, inner in item.items())
             height, width = item.get("height"), item.get("width")
             if isinstance(height, int | float) and isinstance(width, int | float):
-                yield f"{path}.height * width", height * width
+                # A huge integer and a float have no product; each side has been judged by itself then.
+                with suppress(OverflowError):
+                    yield f"{path}.height * width", height * width
 
 
 def _refuse_placeholders(texts: Iterable[tuple[str, str]], family: Family) -> None:
@@ -277,8 +281,9 @@ def _argument_texts(arguments: str) -> Iterator[str]:
     # literal one.
     yield arguments
     try:
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
+        # As vLLM reads them: `NaN`, huge numbers and lone surrogates pass where a strict parser gives up.
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
         return
     yield from _strings(parsed)
 
