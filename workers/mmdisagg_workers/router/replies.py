@@ -117,6 +117,8 @@ def prefilled_media(model: Model, wanted: Sequence[ClientMedium], reply: EngineR
     by_index: dict[int, tuple[str, dict[str, Any]]] = {}
     for identity, entry in reported.items():
         for index in _converted("prefill", entry).item_indices:
+            if index in by_index:
+                raise EngineFailedError("prefill", f"the engine reported two identities of medium {index}")
             by_index[index] = (identity, entry)
     if wanted and sorted(by_index) != list(range(len(wanted))):
         message = f"the engine reported media {sorted(by_index)}, the request has {len(wanted)}"

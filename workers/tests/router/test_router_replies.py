@@ -101,6 +101,12 @@ def test_a_prefill_that_reports_other_media_fails(ec):
         prefilled_media(QWEN, [RED, BLUE], reply(ec))
 
 
+def test_two_identities_of_one_picture_fail():
+    ec = {**report(A, indices=(0,)), **report(B, indices=(0, 1))}
+    with pytest.raises(EngineFailedError, match="two identities"):
+        prefilled_media(QWEN, [RED, BLUE], reply(ec))
+
+
 @pytest.mark.parametrize(
     ("runs", "expected"), [((16, 16), [16, 16]), ((16, 9), [16, 9]), ((32,), [16, 16]), ((33,), None)]
 )
