@@ -4,6 +4,7 @@ signals.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -53,7 +54,13 @@ def failures_reported(local: LocalDeployment, console: Console) -> Iterator[None
 
 def _report(local: LocalDeployment, console: Console, roles: Sequence[RoleProcess], message: str) -> None:
     console.print(message, style="bold red", markup=False, highlight=False)
-    logs = local.save_logs()
+    try:
+        logs: Path | None = local.save_logs()
+    except OSError as error:
+        # A full disk must not hide why the role failed.
+        console.print(f"the logs could not be kept: {error}", markup=False, highlight=False, soft_wrap=True)
+        logs = None
     for role in roles:
-        console.print(f"last lines of {logs / role.log.name}:", markup=False, highlight=False, soft_wrap=True)
+        log = logs / role.log.name if logs else role.log
+        console.print(f"last lines of {log}:", markup=False, highlight=False, soft_wrap=True)
         console.print(role.log_tail(_TAIL_LINES), style="dim", markup=False, highlight=False, soft_wrap=True)

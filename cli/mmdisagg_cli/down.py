@@ -6,9 +6,10 @@ import signal
 import time
 
 from mmdisagg_cli.processes import ProcessId, is_alive
-from mmdisagg_cli.state import StateStore
+from mmdisagg_cli.state import StateStore, StillRunning
 
 _POLL_S = 0.1
+_KILL_WAIT_S = 5.0
 
 
 def down(store: StateStore, name: str, timeout_s: float = 40.0) -> bool:
@@ -16,6 +17,10 @@ def down(store: StateStore, name: str, timeout_s: float = 40.0) -> bool:
 
     The command that started it does the work; only when it is gone, or not done after `timeout_s` seconds,
     this one does.
+
+    Raises:
+        UnusableState: when the state cannot be read; then nothing is ended and nothing removed.
+        StillRunning: when processes live on.
     """
     if name not in store.names():
         return False
@@ -25,7 +30,11 @@ def down(store: StateStore, name: str, timeout_s: float = 40.0) -> bool:
         _wait_for_end(store, name, state.supervisor, timeout_s)
         if store.read(name) is not None:
             _send(state.supervisor, signal.SIGKILL)
+            # A killed process takes a moment to end; until then its deployment is not stale.
+            _wait_for_end(store, name, state.supervisor, _KILL_WAIT_S)
     store.clean_stale(name)
+    if store.running(name) is not None:
+        raise StillRunning(f"{name} still runs; try again")
     return True
 
 

@@ -3,6 +3,8 @@
 CommandError              exit code 1
     DeploymentFileError   the YAML cannot be read or is not valid                     exit code 2
     BadPicture            the picture for the demo cannot be read                     exit code 2
+    UnusableState         what was written about a running deployment cannot be read   exit code 2
+    StillRunning          processes of a deployment could not be ended
     AlreadyRunning        a deployment of this name runs already
     NoEngineSlot          other engines have the machine
     NoFreePort            the wanted port is in use

@@ -169,6 +169,7 @@ class LocalDeployment:
     def check(self) -> None:
         """Raise `RoleDied` when a role's process has ended and nobody had asked for it."""
         for role in self.roles:
+            role.remember_shared_memory()
             if role.died:
                 raise RoleDied(role)
 

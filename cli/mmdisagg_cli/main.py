@@ -41,7 +41,8 @@ class _Report(StrEnum):
 def up(
     file: _File,
     port: Annotated[
-        int | None, typer.Option(help="The router's port; by default 8000 or any free one.")
+        int | None,
+        typer.Option(help="The router's port; by default 8000 or any free one.", min=1, max=65535),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
     timeout: _Timeout = 1800,
@@ -66,6 +67,7 @@ def down(
     from mmdisagg_cli.down import down
     from mmdisagg_cli.state import StateStore
 
+    failure: CommandError | None = None
     if (name is not None) + (file is not None) + everything != 1:
         raise typer.BadParameter("give a NAME, or -f FILE, or --all")
     store = StateStore()
@@ -74,9 +76,14 @@ def down(
             [name] if name else [read_deployment(file).deployment.metadata.name] if file else store.names()
         )
         for one in names:
-            _console().print(
-                f"{one} is down" if down(store, one) else f"{one} is not running", highlight=False
-            )
+            try:
+                said = f"{one} is down" if down(store, one) else f"{one} is not running"
+            except CommandError as error:
+                # With --all the others are ended all the same.
+                said, failure = f"error: {error}", error
+            _console().print(said, markup=False, highlight=False, soft_wrap=True)
+    if failure is not None:
+        raise typer.Exit(failure.exit_code)
 
 
 @app.command()
@@ -85,7 +92,8 @@ def status() -> None:
     from mmdisagg_cli.state import StateStore
     from mmdisagg_cli.status import status_report
 
-    report = status_report(StateStore())
+    with _errors_told():
+        report = status_report(StateStore())
     _output().print(report if report is not None else "nothing is running", soft_wrap=True)
 
 

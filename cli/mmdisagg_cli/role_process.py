@@ -14,13 +14,21 @@ from pathlib import Path
 from mmdisagg_cli.errors import CommandError
 from mmdisagg_cli.leases import Lease
 from mmdisagg_cli.ports import LOOPBACK
-from mmdisagg_cli.processes import ProcessId, identify, kill_session, remove_shared_memory, session_members
+from mmdisagg_cli.processes import (
+    ProcessId,
+    identify,
+    kill_session,
+    remove_shared_memory,
+    session_members,
+    shared_memory,
+)
 from mmdisagg_cli.progress import Progress, Step, advance
 
 _DIE_WITH_PARENT = "MMDISAGG_DIE_WITH_PARENT"
 _TAIL_BYTES = 64 * 1024
 _PROBE_TIMEOUT_S = 2.0
 _REAP_TIMEOUT_S = 5.0
+_LOOK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class RoleProcess:
         self._read_to = 0
         self._down_on_purpose = True
         self._segments: set[Path] = set()
+        self._look_at = 0.0
 
     @property
     def name(self) -> str:
@@ -140,7 +149,16 @@ class RoleProcess:
             if self.alive and self._answers():
                 self.progress = Progress(Step.READY)
                 self._ready_after = time.monotonic() - self._started_at
+                self._look_at = 0.0
+        self.remember_shared_memory()
         return self.progress
+
+    def remember_shared_memory(self) -> None:
+        """Note what the role has mapped, now and then; once it has died, nothing tells whose it was."""
+        if self.alive and time.monotonic() >= self._look_at:
+            mapped = shared_memory(self.members())
+            self._segments = {path for path in self._segments if path.exists()} | mapped
+            self._look_at = time.monotonic() + _LOOK_EVERY_S
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until this one role is ready, as after `restart`.

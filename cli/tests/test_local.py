@@ -1,6 +1,7 @@
 """`LocalDeployment`: what tests and commands build on."""
 
 import os
+import signal
 import urllib.request
 from pathlib import Path
 
@@ -135,6 +136,19 @@ def test_shared_memory_of_a_killed_role_goes_with_the_deployment(machine: Machin
         local.start()
         local.wait_ready(10)
         local.role("prefill").kill()
+    assert not segment.exists()
+
+
+def test_shared_memory_of_a_role_that_died_goes_with_the_deployment(machine: Machine) -> None:
+    segment = Path("/dev/shm") / machine.mark[-32:]
+    machine.behave({"prefill": {"shared_memory": segment.name}})
+    with deployment_on(machine) as local:
+        local.start()
+        local.wait_ready(10)
+        process = local.role("prefill").process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        eventually(lambda: local.role("prefill").died)
     assert not segment.exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import yaml
 from machine import DEPLOYMENT, Machine
 from typer.testing import CliRunner
@@ -44,6 +45,43 @@ def test_a_file_that_cannot_be_read_is_named(machine: Machine) -> None:
     assert "is no YAML" in run("render", "-f", machine.file).stderr
     machine.file.write_bytes(b"\xff\xfe\xff")
     assert "is no YAML" in run("render", "-f", machine.file).stderr
+
+
+def test_a_state_that_cannot_be_read_fails_and_is_kept(machine: Machine) -> None:
+    broken = machine.state / "fake" / "state.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    for arguments in (["down", "fake"], ["down", "--all"], ["status"], ["up", "-f", machine.file]):
+        result = run(*arguments)
+        assert (result.exit_code, str(broken) in result.stderr) == (2, True)
+        assert "is down" not in result.stderr
+    assert broken.exists()
+
+
+def test_a_state_directory_that_is_none_is_an_error(machine: Machine) -> None:
+    machine.state.parent.mkdir()
+    machine.state.write_text("")
+    for arguments in (["down", "--all"], ["status"], ["up", "-f", machine.file]):
+        result = run(*arguments)
+        assert (result.exit_code, f"error: {machine.state}" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["a: 2024-99-99", "a: " + "1" * 5000, "[" * 5000])
+def test_yaml_that_python_chokes_on_is_an_error(machine: Machine, text: str) -> None:
+    machine.file.write_text(text)
+    result = run("render", "-f", machine.file)
+    assert (result.exit_code, "error: " in result.stderr) == (2, True)
+
+
+def test_yaml_aliases_are_refused(machine: Machine) -> None:
+    machine.file.write_text("a: &a [x, x]\nb: [*a, *a]")
+    result = run("render", "-f", machine.file)
+    assert (result.exit_code, "aliases are not supported" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_port_that_is_none_is_wrong_usage(machine: Machine, port: int) -> None:
+    assert run("up", "-f", machine.file, "--port", port).exit_code == 2
 
 
 def test_render_prints_arguments_and_environment_of_each_role(machine: Machine) -> None:

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 from machine import eventually
 
+from mmdisagg_cli.down import down
 from mmdisagg_cli.processes import ProcessId, identify, is_alive
-from mmdisagg_cli.state import AlreadyRunning, DeploymentState, RoleState, StateStore
+from mmdisagg_cli.state import (
+    AlreadyRunning,
+    DeploymentState,
+    RoleState,
+    StateStore,
+    StillRunning,
+    UnusableState,
+)
 
 GONE = ProcessId(2**22 - 1, 1)
 
@@ -61,13 +69,24 @@ def test_what_a_killed_supervisor_left_behind_is_ended_and_replaced(tmp_path: Pa
     orphan.wait()
 
 
-def test_an_unreadable_state_is_stale(tmp_path: Path) -> None:
+def test_an_unreadable_state_is_not_taken_for_none(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "state.json").write_text("{")
-    assert store.read("one") is None
-    assert store.clean_stale("one")
-    assert not (tmp_path / "one").exists()
+    for use in (store.read, store.clean_stale, lambda name: store.claim(state(tmp_path))):
+        with pytest.raises(UnusableState, match=r"one/state\.json cannot be read"):
+            use("one")
+    assert (tmp_path / "one" / "state.json").exists()
+
+
+def test_what_could_not_be_ended_is_not_called_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmdisagg_cli.down._send", lambda process, number: None)
+    monkeypatch.setattr("mmdisagg_cli.down._KILL_WAIT_S", 0.1)
+    store = StateStore(tmp_path / "states")
+    store.claim(state(tmp_path))
+    with pytest.raises(StillRunning, match="one still runs"):
+        down(store, "one", timeout_s=0.1)
+    assert store.names() == ["one"]
 
 
 @pytest.mark.parametrize("name", ["", "..", "../one", "/etc", ".failed"])

@@ -70,6 +70,17 @@ def test_a_role_that_dies_while_starting_ends_everything(machine: Machine) -> No
     assert "cannot go on" in (machine.state / ".failed" / "fake" / "prefill.log").read_text()
 
 
+def test_logs_that_cannot_be_kept_do_not_hide_why_a_role_died(machine: Machine) -> None:
+    machine.behave({"prefill": {"exit_after": 0.2, "exit_code": 40}, "router": {"ready_after": 60}})
+    machine.state.mkdir(parents=True)
+    (machine.state / ".failed").write_text("no directory")
+    result = machine.run("up", "-f", "fake.yaml")
+    assert result.returncode == 1
+    assert "the logs could not be kept" in result.stderr
+    assert "the fake engine cannot go on" in result.stderr
+    assert "error: prefill died with exit code 40" in result.stderr
+
+
 def test_a_role_that_dies_later_ends_everything(machine: Machine) -> None:
     process = machine.start("up", "-f", "fake.yaml")
     eventually(lambda: ready(machine))

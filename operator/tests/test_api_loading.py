@@ -141,6 +141,26 @@ def test_what_json_cannot_say_is_refused():
         load_deployment(endless)
 
 
+def test_what_is_nested_too_deeply_is_refused():
+    deep = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(ResourceError, match="nested too deeply"):
+        load_deployment({**document(), "spec": deep})
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"engine": {"extraArgs": ["--seed", "\0"]}}, "spec.engine.extraArgs[1]"),
+        ({"decode": {"env": [{"name": "A", "value": "a\0b"}]}}, "spec.decode.env[0].value"),
+    ],
+)
+def test_a_nul_that_no_process_could_be_started_with_is_refused(change, field):
+    assert problems(change) == [f"{field}: must not contain a NUL character"]
+    assert load_deployment(document(change={"engine": {"extraArgs": ["\\u0000"]}}))
+
+
 def test_what_the_api_server_adds_is_no_problem():
     metadata = {"name": "demo", "uid": "u", "generation": 3, "managedFields": [{}], "resourceVersion": "7"}
     status = {"observedGeneration": 3, "conditions": [], "writtenByANewerOperator": 1}

@@ -22,6 +22,10 @@ def test_its_beginnings_are_reserved_too(flag, data):
     assert reserved_flag(beginning) is not None
 
 
+def test_code_that_runs_inside_the_workers_is_not_the_users():
+    assert reserved_flag("--worker_extension_cls=package.Class") == "--worker-extension-cls"
+
+
 @pytest.mark.parametrize(
     "argument",
     [

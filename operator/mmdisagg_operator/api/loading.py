@@ -27,8 +27,11 @@ def load_deployment(document: Mapping[str, Any]) -> MultimodalDisaggDeployment:
     """
     if not isinstance(document, Mapping):
         raise ResourceError([Problem("", "must be an object with apiVersion, kind, metadata and spec")])
+    text = _json(document)
+    if "\\u0000" in text and (problems := list(_nul_problems(document))):
+        raise ResourceError(problems)
     try:
-        return MultimodalDisaggDeployment.model_validate_json(_json(document))
+        return MultimodalDisaggDeployment.model_validate_json(text)
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise ResourceError([problem for one in found for problem in _problems(one)]) from None
@@ -40,6 +43,20 @@ def _json(document: Mapping[str, Any]) -> str:
         return json.dumps(document, default=str)
     except (TypeError, ValueError) as error:
         raise ResourceError([Problem("", f"cannot be written as JSON: {error}")]) from None
+    except RecursionError:
+        raise ResourceError([Problem("", "is nested too deeply")]) from None
+
+
+def _nul_problems(value: object, location: Location = ()) -> Iterator[Problem]:
+    """Texts with a NUL: the kernel ends arguments and environment there, and starts no process with one."""
+    if isinstance(value, str) and "\0" in value:
+        yield Problem(_path(location), "must not contain a NUL character")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _nul_problems(inner, (*location, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _nul_problems(inner, (*location, index))
 
 
 def _problems(error: ErrorDetails) -> Iterator[Problem]:

@@ -44,6 +44,7 @@ RESERVED_FLAGS: Final[Mapping[str, str]] = {
     "--enable-scale-out": "not supported: it opens endpoints that the worker guard does not know",
     "--tokens-only": "not supported: it closes the endpoints that the router uses",
     "--video-pruning-rate": "not supported: decode could not know which video tokens were pruned",
+    "--worker-extension-cls": "not supported: its code would run beside the plan's inside every engine",
     "--headless": "not supported: the router needs the engine's HTTP server",
     "--grpc": _HTTP,
     "--uds": _HTTP,

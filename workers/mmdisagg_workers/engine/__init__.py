@@ -5,5 +5,7 @@ plugin, parent_death, quiet_nixl            in every process of the worker
 guard, guard_rules, embeds_payload          middleware: stage token, what the role answers
 info                                        endpoint: what the worker serves
 media, fetch_guard                          media connector: pictures by URL, tensors by description
-encoder_cache, embedding_store, embedding_metrics   encoder-cache connectors
+encoder_cache                               encoder-cache connectors, made of
+  embedding_store, media_report, token_prompts, embedding_metrics
+weights                                     worker extension: which weights are loaded
 """

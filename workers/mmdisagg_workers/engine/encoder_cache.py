@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +28,13 @@ from typing import Any, Final
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata
 
-from mmdisagg_workers.contract import Family, IdentityError, check_identity, family, media_fields
+from mmdisagg_workers.contract import Family, IdentityError, check_identity, family
 
 from .embedding_metrics import EmbeddingPromMetrics, EmbeddingStats
 from .embedding_store import EmbeddingStore, OpenEmbedding, load
-from .settings import FAMILY
+from .media_report import MediaReport
+from .settings import FAMILY, GEOMETRY, geometry_from_json
+from .token_prompts import TokenPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,6 @@ STORE_KEY: Final = "shared_storage_path"
 """Key of `ec_connector_extra_config` that names the shared directory."""
 _STEPS_IN_FLIGHT: Final = 64
 """More scheduler steps than a worker can be behind (pipeline stages, asynchronous scheduling)."""
-_REMEMBERED: Final = 4096
 
 
 @dataclass
@@ -101,6 +102,8 @@ class RequestGate(_Connector):
 
     def __init__(self, vllm_config: Any, role: Any) -> None:
         super().__init__(vllm_config, role)
+        placeholders = geometry_from_json(os.environ.get(GEOMETRY, "")).placeholders.values()
+        self._token_prompts = TokenPrompts(frozenset(p.token_id for p in placeholders))
         self._unavailable: set[str] = set()
 
     def obtain(self, request: Any, index: int) -> bool:
@@ -112,12 +115,25 @@ class RequestGate(_Connector):
         missing = [i for i in needed(request, num_computed_tokens) if not self.obtain(request, i)]
         if not missing:
             return True
-        if request.request_id not in self._unavailable:
-            self._unavailable.add(request.request_id)
-            self._stats.add("missing")
-            identities = [request.mm_features[i].identifier for i in missing]
-            logger.warning("request %s fails: no embedding for %s", request.request_id, identities)
+        self._fail(request.request_id, [request.mm_features[i].identifier for i in missing])
         return False
+
+    def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
+        """Scheduler: mark token prompts to fail whose placeholders this step would compute."""
+        for request_id in self._token_prompts.uncovered(scheduler_output):
+            self._fail(request_id, ["placeholder tokens"])
+        return super().build_connector_meta(scheduler_output)
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Scheduler: forget the request."""
+        self._token_prompts.forget(request.request_id)
+        return False, None
+
+    def _fail(self, request_id: str, media: list[str]) -> None:
+        if request_id not in self._unavailable:
+            self._unavailable.add(request_id)
+            self._stats.add("missing")
+            logger.warning("request %s fails: no embedding for %s", request_id, media)
 
     def take_unavailable_requests(self) -> set[str]:
         """Scheduler: the requests to fail, once."""
@@ -129,41 +145,8 @@ class DecodeGuardConnector(RequestGate):
     """Decode in E/P/D and EP/D (`ec_consumer`): no embedding can ever be had.
 
     A request passes while KV blocks cover its media. One that lost them (sent without KV parameters, or
-    preempted and to be recomputed) fails alone instead of embedding zeros.
+    preempted and to be recomputed) fails alone instead of embedding zeros or placeholder tokens.
     """
-
-
-class MediaReport:
-    """Collects identity and placeholder metadata of a finished request's media.
-
-    The fields are those that the family's contract names, timing included. Metadata are remembered per
-    identity, because an item that vLLM has cached may come without its processed data.
-    """
-
-    def __init__(self, contract: Family) -> None:
-        self._contract = contract
-        self._known: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
-
-    def of(self, mm_features: list[Any]) -> dict[str, dict[str, Any]] | None:
-        """Return `{identity: {"item_indices": [...], "metadata": {...}}}`, or None without media."""
-        items: dict[str, dict[str, Any]] = {}
-        for index, feature in enumerate(mm_features):
-            item = items.setdefault(feature.identifier, {"item_indices": [], "metadata": {}})
-            item["item_indices"].append(index)
-            item["metadata"] = self._metadata(feature)
-        return items or None
-
-    def _metadata(self, feature: Any) -> dict[str, list[Any]]:
-        if feature.data is not None:
-            self._known[feature.identifier] = self._read(feature.modality, feature.data.get_data())
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return self._known.get(feature.identifier, {})
-
-    def _read(self, modality: Any, data: dict[str, Any]) -> dict[str, list[Any]]:
-        fields = media_fields(self._contract, modality)
-        names = [fields.grid, fields.timing.name if fields.timing else None]
-        return {name: _as_list(data[name]) for name in names if name is not None and name in data}
 
 
 class ReportingConnector(_Connector):
@@ -232,12 +215,14 @@ class SharedVolumeConnector(RequestGate):
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """Scheduler: give up what the request held; a producer reports its media."""
+        super().request_finished(request)
         for index in range(len(request.mm_features)):
             self._let_go_of((request.request_id, index))
         return False, self._report.of(request.mm_features) if self.is_producer else None
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
         """Scheduler: hand the plan to the workers, and close files that no step in flight can need."""
+        super().build_connector_meta(scheduler_output)
         plan, self._plan = self._plan, HandoffPlan()
         self._step += 1
         while self._let_go and self._let_go[0][0] + _STEPS_IN_FLIGHT < self._step:
@@ -290,12 +275,6 @@ def needed(request: Any, num_computed_tokens: int) -> Iterator[int]:
         position = feature.mm_position
         if position.offset + position.length > num_computed_tokens:
             yield index
-
-
-def _as_list(value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return list(torch.atleast_1d(value).tolist())
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _contract() -> Family:

@@ -15,8 +15,9 @@ keys by which vLLM would read a part as something else than its `type` says.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mmdisagg_workers.contract import ContractError, Family, Geometry, Modality, check_identity
@@ -40,6 +41,7 @@ _PROMPT_FIELDS: Final = ("tools", "documents", "chat_template", "chat_template_k
 """Fields besides the messages that a chat template can put into the prompt."""
 _PROCESSOR_FIELDS: Final = ("mm_processor_kwargs", "media_io_kwargs")
 _REMOTE_STRINGS: Final = ("remote_engine_id", "remote_request_id", "remote_host")
+_SIZES: Final = ("tp_size", "dcp_size", "pp_size", "remote_block_size", "remote_num_tokens")
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class StageRules:
 
     def _judge(self, path: str, body: object) -> None:
         if path in _TOKENIZERS:
+            self._judge_tokenizing(body)
             return
         if path not in (CHAT, COMPLETION) or (path == COMPLETION and not self.row.text):
             raise _Refused(f"this worker does not serve {path}", status=404)
@@ -144,21 +147,45 @@ class StageRules:
         else:
             self._judge_completion(body)
 
+    def _judge_tokenizing(self, body: object) -> None:
+        """Text is harmless; media would be fetched and processed without any of the rules for chats."""
+        if isinstance(body, dict) and body.get("messages") is not None:
+            tokenizer = replace(self, row=Row())
+            tokenizer._judge_fields(body)
+            tokenizer._judge_chat(body)
+
     def _judge_fields(self, body: dict[str, Any]) -> None:
+        if body.get("vllm_xargs") is not None:
+            # vLLM merges them into what the scheduler reads, over kv_transfer_params that were judged here.
+            raise _Refused("vllm_xargs are not served", "vllm_xargs")
         if body.get("prompt_embeds") is not None:
             raise _Refused("prompt_embeds are not served", "prompt_embeds")
         for name in _PROCESSOR_FIELDS:
             if body.get(name) is not None and not self.row.raw:
                 raise _Refused(f"{name} belong to the stage that sees the pixels", name)
-        if body.get("ec_transfer_params") is not None and not self.row.ec:
-            raise _Refused("this worker loads no embeddings", "ec_transfer_params")
+        self._judge_ec(body.get("ec_transfer_params"))
         self._judge_kv(body.get("kv_transfer_params"))
+
+    def _judge_ec(self, ec: object) -> None:
+        if ec is None:
+            return
+        if not self.row.ec:
+            raise _Refused("this worker loads no embeddings", "ec_transfer_params")
+        if not isinstance(ec, dict) or not all(isinstance(entry, dict) for entry in ec.values()):
+            raise _Refused("ec_transfer_params must have an object for each identity", "ec_transfer_params")
+        for identity in ec:
+            check_identity(identity, "ec_transfer_params")
 
     def _judge_kv(self, kv: object) -> None:
         if kv is None:
             return
         if not isinstance(kv, dict) or not (self.row.kv or self.row.sends_kv):
             raise _Refused("this worker takes no such KV parameters", "kv_transfer_params")
+        malformed = next((name for name in _SIZES if not _is_size(kv.get(name))), None)
+        if malformed is not None:
+            raise _Refused(f"{malformed} must be a whole number", "kv_transfer_params")
+        if type(kv.get("remote_blocks_expiry_time")) not in (int, float, type(None)):
+            raise _Refused("remote_blocks_expiry_time must be a number", "kv_transfer_params")
         if self.row.sends_kv:
             remote = [name for name in (*_REMOTE_STRINGS, "remote_block_ids") if kv.get(name) is not None]
             if kv.get("do_remote_decode") is not True or kv.get("do_remote_prefill") or remote:
@@ -187,8 +214,11 @@ class StageRules:
         if not isinstance(part, dict) or not isinstance(kind, str):
             raise _Refused("every content part needs a type", "messages")
         allowed = {kind, "uuid"} if kind in _EMBEDS_PARTS else {kind}
-        # For a part with a uuid, vLLM goes by which keys are present, even when they are null.
-        stray = sorted(key for key in (part.keys() & _MEDIA_KEYS) - allowed if key != "uuid" or part[key])
+        # For a part with a uuid, vLLM goes by which keys are present, even when they are null. Any uuid
+        # counts, also an empty one: all pictures that carry it would share one identity.
+        stray = sorted(
+            key for key in (part.keys() & _MEDIA_KEYS) - allowed if key != "uuid" or part[key] is not None
+        )
         if stray:
             raise _Refused(f"a part of type {kind!r} must not have {stray[0]!r}", stray[0])
         if kind in _RAW_PARTS:
@@ -247,6 +277,9 @@ class StageRules:
     def _judge_completion(self, body: dict[str, Any]) -> None:
         prompt = body.get("prompt")
         self._judge_texts([prompt, body.get("suffix")])
+        if not _is_prompt(prompt):
+            # vLLM makes token ids of 12.0, true and, beside numbers, "12"; none of them would be judged here.
+            raise _Refused("prompt must be text, texts, token ids or lists of token ids", "prompt")
         tokens = set(_integers(prompt))
         if not tokens & {placeholder.token_id for placeholder in self.geometry.placeholders.values()}:
             return
@@ -284,17 +317,50 @@ def _names_remote_blocks(kv: Mapping[str, Any]) -> bool:
         and 0 < port < 65536
         and isinstance(blocks, list)
         and bool(blocks)
+        and all(isinstance(group, list) and all(type(block) is int for block in group) for group in blocks)
     )
+
+
+def _is_size(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+def _is_prompt(prompt: object) -> bool:
+    if prompt is None or isinstance(prompt, str):
+        return True
+    return isinstance(prompt, list) and (
+        all(isinstance(item, str) for item in prompt)
+        or _are_tokens(prompt)
+        or all(_are_tokens(item) for item in prompt)
+    )
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def _message_texts(messages: list[Any]) -> Iterator[object]:
     """Everything of the messages that can become text of the prompt: all but the media parts."""
     for message in messages:
         yield {key: value for key, value in message.items() if key != "content"}
+        yield from _parsed_arguments(message.get("tool_calls"))
         content = message.get("content")
         for part in content if isinstance(content, list) else [content]:
             if not isinstance(part, dict) or part.get("type") not in _MEDIA_KEYS:
                 yield part
+
+
+def _parsed_arguments(calls: object) -> Iterator[object]:
+    """What vLLM makes of the arguments of tool calls: escapes in their JSON may spell a placeholder."""
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            try:
+                # The standard library's parser, as vLLM: orjson refuses NaN and lone surrogates.
+                yield json.loads(arguments)
+            except (ValueError, RecursionError):
+                continue
 
 
 def _strings(values: object) -> Iterator[str]:

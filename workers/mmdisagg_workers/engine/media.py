@@ -57,7 +57,7 @@ class GuardedMediaConnector(MediaConnector):
 
     def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
         """Load a medium from a data URL; other URLs are fetched asynchronously only."""
-        self._check_scheme(url)
+        self._check_size(url)
         if _is_data(url):
             return _decoded(self._load_data_url, url, media_io)
         raise VLLMValidationError("media URL: this entry point takes data URLs only", parameter="url")
@@ -69,7 +69,7 @@ class GuardedMediaConnector(MediaConnector):
             VLLMValidationError: forbidden URL, too large, or bytes that are no medium of the kind (400).
             VLLMUnprocessableEntityError: the origin did not deliver (422).
         """
-        self._check_scheme(url)
+        self._check_size(url)
         loop = asyncio.get_running_loop()
         if _is_data(url):
             return await loop.run_in_executor(
@@ -102,7 +102,7 @@ class GuardedMediaConnector(MediaConnector):
         """Refuse: no family with audio has a decode contract."""
         self.fetch_audio_embedding(data)
 
-    def _check_scheme(self, url: str) -> None:
+    def _check_size(self, url: str) -> None:
         # Four characters of base64 carry three bytes.
         if _is_data(url) and len(url) * 3 // 4 > self._policy.bytes + 1024:
             raise VLLMValidationError(

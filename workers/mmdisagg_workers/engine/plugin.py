@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 from .settings import ROLE, Role
 
@@ -14,15 +15,15 @@ def register() -> None:
     other vLLM in the same environment) it does nothing.
     """
     role = os.environ.get(ROLE)
-    if role is None or _registered:
-        return
-    _registered.append(role)
+    if role is not None:
+        _set_up(role)
+
+
+@cache
+def _set_up(role: str) -> None:
     from . import media, parent_death, quiet_nixl
 
     parent_death.bind_engine_processes()
     media.register()
     if role in (Role.PREFILL, Role.DECODE):
         quiet_nixl.install()
-
-
-_registered: list[str] = []

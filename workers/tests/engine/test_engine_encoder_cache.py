@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_engine_guard import GEOMETRY as GEOMETRY_JSON
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
-from mmdisagg_workers.engine import encoder_cache
+from mmdisagg_workers.engine import encoder_cache, media_report
 from mmdisagg_workers.engine.embedding_store import EmbeddingStore
 from mmdisagg_workers.engine.encoder_cache import (
     DecodeGuardConnector,
@@ -15,7 +16,7 @@ from mmdisagg_workers.engine.encoder_cache import (
     SharedVolumeConnector,
     needed,
 )
-from mmdisagg_workers.engine.settings import FAMILY
+from mmdisagg_workers.engine.settings import FAMILY, GEOMETRY
 
 A, B = "aa" * 32, "bb" * 32
 WIDTH = 8
@@ -40,9 +41,26 @@ def config(role, root=None):
     return SimpleNamespace(ec_transfer_config=transfer)
 
 
+def step(*new, resumed=(), running=()):
+    """A scheduler output: new requests as objects, resumed and running ones as (name, computed tokens)."""
+    cached = SimpleNamespace(
+        req_ids=[name for name, _ in (*resumed, *running)],
+        num_computed_tokens=[computed for _, computed in (*resumed, *running)],
+        resumed_req_ids={name for name, _ in resumed},
+    )
+    return SimpleNamespace(scheduled_new_reqs=list(new), scheduled_cached_reqs=cached)
+
+
+def begun(name, tokens, computed=0, features=()):
+    return SimpleNamespace(
+        req_id=name, prompt_token_ids=tokens, num_computed_tokens=computed, mm_features=list(features)
+    )
+
+
 @pytest.fixture(autouse=True)
-def _family(monkeypatch):
+def _model(monkeypatch):
     monkeypatch.setenv(FAMILY, "Qwen2.5-VL")
+    monkeypatch.setenv(GEOMETRY, GEOMETRY_JSON)
 
 
 @pytest.fixture
@@ -61,7 +79,7 @@ def pair(tmp_path):
             self.cache = {}
 
         def step(self):
-            self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(None))
+            self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(step()))
             if self.worker.is_producer:
                 self.worker.start_save_caches(encoder_cache=self.cache)
             if self.worker.is_consumer:
@@ -162,10 +180,10 @@ def test_an_abort_between_schedule_and_execution_does_not_take_the_file_away(pai
     asked = request()
     prefill.scheduler.ensure_cache_available(asked, 0)
     prefill.scheduler.update_state_after_alloc(asked, 0)
-    plan = prefill.scheduler.build_connector_meta(None)
+    plan = prefill.scheduler.build_connector_meta(step())
     prefill.scheduler.request_finished(asked)
     os.remove(store.path(A))
-    prefill.scheduler.build_connector_meta(None)
+    prefill.scheduler.build_connector_meta(step())
     prefill.worker.bind_connector_metadata(plan)
     prefill.worker.start_load_caches(prefill.cache)
     assert torch.equal(prefill.cache[A], embedding(5.0))
@@ -279,7 +297,7 @@ def test_metadata_of_a_cached_item_are_remembered(pair):
 
 
 def test_memory_of_metadata_is_bounded(pair, monkeypatch):
-    monkeypatch.setattr(encoder_cache, "_REMEMBERED", 1)
+    monkeypatch.setattr(media_report, "REMEMBERED", 1)
     encode = pair(SharedVolumeConnector, "ec_producer")
     for identity in (A, B):
         one = request(identity, feature(identity, image_grid_thw=torch.tensor([1, 2, 4])))
@@ -314,6 +332,42 @@ def test_decode_fails_a_preempted_request_whose_blocks_are_lost(pair):
     running = request("r")
     assert decode.scheduler.ensure_cache_available(running, 20)
     assert not decode.scheduler.ensure_cache_available(running, 0)
+
+
+EXPANDED = [1, 12, 12, 12, 5, 6]
+"""A prompt with three placeholder tokens that end at position 4."""
+
+
+@pytest.mark.case("t08")
+@pytest.mark.parametrize(("computed", "failed"), [(5, set()), (4, set()), (3, {"r"}), (0, {"r"})])
+def test_a_token_prompt_passes_only_when_its_placeholders_are_loaded(pair, computed, failed):
+    decode = pair(DecodeGuardConnector, "ec_consumer")
+    decode.scheduler.build_connector_meta(step(begun("r", EXPANDED, computed)))
+    assert decode.scheduler.take_unavailable_requests() == failed
+
+
+def test_a_preempted_token_prompt_fails_when_it_resumes(pair):
+    decode = pair(DecodeGuardConnector, "ec_consumer")
+    decode.scheduler.build_connector_meta(step(begun("r", EXPANDED, 5), begun("text", [1, 2])))
+    decode.scheduler.build_connector_meta(step(running=[("r", 0)]))
+    assert decode.scheduler.take_unavailable_requests() == set()
+    decode.scheduler.build_connector_meta(step(resumed=[("r", 0), ("text", 0)]))
+    assert decode.scheduler.take_unavailable_requests() == {"r"}
+    assert decode.counts() == {"missing": 1}
+
+
+def test_a_finished_token_prompt_is_forgotten(pair):
+    decode = pair(DecodeGuardConnector, "ec_consumer")
+    decode.scheduler.build_connector_meta(step(begun("r", EXPANDED, 5)))
+    decode.scheduler.request_finished(SimpleNamespace(request_id="r", mm_features=[]))
+    decode.scheduler.build_connector_meta(step(resumed=[("r", 0)]))
+    assert decode.scheduler.take_unavailable_requests() == set()
+
+
+def test_placeholders_of_known_media_are_the_other_hooks_business(pair):
+    decode = pair(DecodeGuardConnector, "ec_consumer")
+    decode.scheduler.build_connector_meta(step(begun("r", EXPANDED, 0, [feature()])))
+    assert decode.scheduler.take_unavailable_requests() == set()
 
 
 def test_reporting_prefill_encodes_by_itself_and_reports(pair, store):

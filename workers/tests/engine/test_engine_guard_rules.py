@@ -128,6 +128,13 @@ def test_incomplete_kv_parameters_are_refused(missing):
         FROM_PREFILL | {"remote_port": "5600"},
         FROM_PREFILL | {"remote_port": 0},
         FROM_PREFILL | {"remote_block_ids": []},
+        FROM_PREFILL | {"remote_block_ids": [1, 2]},
+        FROM_PREFILL | {"remote_block_ids": [["1"]]},
+        FROM_PREFILL | {"remote_block_ids": [[True]]},
+        FROM_PREFILL | {"remote_host": 7},
+        FROM_PREFILL | {"tp_size": "1"},
+        FROM_PREFILL | {"pp_size": [1]},
+        FROM_PREFILL | {"remote_blocks_expiry_time": "x"},
         FROM_PREFILL | {"do_remote_decode": True},
     ],
 )
@@ -146,9 +153,21 @@ def test_every_embeds_part_needs_a_wellformed_identity(uuid):
     assert refused(RULES, chat(EMBEDS | {"uuid": uuid}, **KV)) == (400, "uuid")
 
 
+@pytest.mark.parametrize("ec", [[], "x", 7, {"../../x": {}}, {ID: None}, {ID: [0]}])
+def test_embeddings_are_named_by_identities_also_without_media(ec):
+    assert refused(of("E/PD", "decode"), chat(ec_transfer_params=ec)) == (400, "ec_transfer_params")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_extension_arguments_are_no_way_around_the_kv_rules(path):
+    body = chat(vllm_xargs={"kv_transfer_params": FROM_PREFILL}) | {"prompt": "x"}
+    assert refused(of("PD", "decode"), body, path) == (400, "vllm_xargs")
+
+
 @pytest.mark.case("c25")
-def test_a_raw_part_must_not_name_an_identity():
-    assert refused(of("PD", "decode"), chat(RAW | {"uuid": ID})) == (400, "uuid")
+@pytest.mark.parametrize("uuid", [ID, "", 0, [], False])
+def test_a_raw_part_must_not_name_an_identity(uuid):
+    assert refused(of("PD", "decode"), chat(RAW | {"uuid": uuid})) == (400, "uuid")
 
 
 @pytest.mark.parametrize("url", [None, "", {}, {"url": None}, {"url": ""}, 7])
@@ -234,6 +253,24 @@ def test_the_placeholder_token_in_any_text_is_refused(body):
     assert refused(RULES, body) == (400, "messages")
 
 
+ESCAPED = LITERAL.replace("<", "\\u003c")
+
+
+@pytest.mark.case("t12")
+@pytest.mark.parametrize(
+    "arguments", [f'{{"x": ["{ESCAPED}"]}}', f'{{"{ESCAPED}": NaN}}', f'["\\ud800", -Infinity, "{ESCAPED}"]']
+)
+def test_arguments_of_tool_calls_are_read_as_vllm_reads_them(arguments):
+    body = {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]}
+    assert refused(RULES, body) == (400, "messages")
+
+
+@pytest.mark.parametrize("arguments", [ESCAPED, "[" * 100_000, "1" * 5000, None, {}])
+def test_arguments_that_are_no_json_count_as_they_are_written(arguments):
+    body = {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]}
+    assert RULES.violation(CHAT, body) is None
+
+
 def complete(prompt, **fields):
     return {"model": "m", "prompt": prompt, **fields}
 
@@ -272,6 +309,13 @@ def test_elsewhere_placeholders_as_tokens_are_refused(topology, role):
     assert refused(of(topology, role, LLAVA), complete([4]), COMPLETION) == (400, "kv_transfer_params")
 
 
+@pytest.mark.parametrize(
+    "prompt", [[1, 4.0], [[4.0]], [True], ["4", 1], [["4"]], [None], [{}], {}, 4, [[[4]]], ["a", [1]]]
+)
+def test_a_prompt_that_vllm_would_turn_into_tokens_is_refused(prompt):
+    assert refused(LLAVA, complete(prompt, **KV, cache_salt="s"), COMPLETION) == (400, "prompt")
+
+
 @pytest.mark.parametrize("prompt", ["hello", ["a", "b"], [1, 2, 3], [[1], [2]], None])
 def test_text_completions_are_taken(prompt):
     assert RULES.violation(COMPLETION, complete(prompt)) is None
@@ -302,6 +346,13 @@ def test_encode_completes_nothing():
 
 def test_tokenizing_is_harmless():
     assert RULES.violation("/tokenize", {"prompt": LITERAL}) is None
+    assert of("E/P/D", "encode").violation("/tokenize", chat()) is None
+
+
+@pytest.mark.parametrize("part", [RAW, EMBEDS])
+@pytest.mark.parametrize("role", ["encode", "prefill", "decode"])
+def test_media_are_not_tokenized(role, part):
+    assert refused(of("E/P/D", role), chat(part), "/tokenize") == (400, part["type"])
 
 
 def test_llava_zeros_pass_through_the_chat():

@@ -9,7 +9,7 @@ from mmdisagg_workers.engine.settings import ROLE
 @pytest.fixture
 def calls(monkeypatch):
     made = []
-    monkeypatch.setattr(plugin, "_registered", [])
+    plugin._set_up.cache_clear()
     monkeypatch.setattr(media, "register", lambda: made.append("media"))
     monkeypatch.setattr(quiet_nixl, "install", lambda: made.append("nixl"))
     monkeypatch.setattr(parent_death, "bind_engine_processes", lambda: made.append("parent"))
