@@ -11,7 +11,7 @@ UNIT_TESTS := operator/tests workers/tests cli/tests e2e/testbed/tests
 export UV_COMPILE_BYTECODE := 1
 export PATH := $(UV)/bin:$(PATH)
 
-.PHONY: help setup demo test test-long check lint format crds requirements clean testbed-up testbed-down testbed-prepare
+.PHONY: help setup demo test test-long check lint format crds requirements clean testbed-up testbed-down testbed-prepare images testbed-images test-charts test-cluster test-gpu
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,17 +47,21 @@ lint: setup
 	@$(BIN)/interrogate --quiet operator/mmdisagg_operator workers/mmdisagg_workers cli/mmdisagg_cli models bench
 	@$(BIN)/interrogate --quiet -e e2e/testbed/tests e2e/testbed
 	@$(BIN)/python -m mmdisagg_operator.api.crd --check crds
+	@$(BIN)/python tools/charts.py --check
 
 format: setup  ## format the code
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 crds: setup  ## generate crds/ from the API types
 	@$(BIN)/python -m mmdisagg_operator.api.crd --write crds
+	@$(BIN)/python tools/charts.py --write
 
 requirements: setup  ## compile the requirement files again
 	uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/uv.in -o requirements/uv.txt
 	uv pip compile -q --python .venv --override requirements/overrides.txt --generate-hashes --no-emit-index-url \
 	  --no-header --no-annotate --no-emit-package nixl-cu12 requirements/dev.in -o requirements/dev.txt
+	for name in router operator worker; do uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-header --no-annotate --constraint requirements/dev.txt requirements/$$name.in -o requirements/$$name.txt; done
 
 testbed-up:  ## real Kubernetes nodes on this machine (the first time it compiles Kubernetes)
 	@PYTHONPATH=e2e $(PYTHON) -m testbed up
@@ -67,6 +71,21 @@ testbed-down:  ## take them down, whatever state they are in
 
 testbed-prepare:  ## compile and build what the nodes need, start nothing
 	@PYTHONPATH=e2e $(PYTHON) -m testbed prepare
+
+images: setup  ## build the images: make images IMAGES="--registry REGISTRY --push"
+	@$(BIN)/python images/build.py $(IMAGES)
+
+testbed-images: setup testbed-up  ## build the images in the test bed
+	@$(BIN)/python images/build.py --testbed
+
+test-charts: setup testbed-prepare  ## charts and workflows, with real Helm and a real API server
+	@$(BIN)/python -m pytest e2e/charts e2e/workflows e2e/gpu
+
+test-cluster: setup  ## images and charts on a cluster (MMDISAGG_E2E_KUBECONFIG, _REGISTRY, _TAG, _ENGINE)
+	@$(BIN)/python -m pytest e2e/images
+
+test-gpu: setup  ## real Qwen2.5-VL-3B on the GPUs of KUBECONFIG's cluster
+	@$(BIN)/python -m pytest e2e/gpu
 
 clean:  ## remove what was built here (not the download cache)
 	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
