@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from .events import DONE, END, event_of, is_data, is_error, payload
+from .errors import EngineFailedError
+from .events import DONE, END, event_of, is_data, is_error, read_object
 
 
 def chat_answer(completion: dict[str, Any], role: str = "assistant") -> dict[str, Any]:
-    """Return a completion as a chat completion."""
-    choices = completion.get("choices") or []
+    """Return a completion as a chat completion.
+
+    Raises:
+        EngineFailedError: it is no completion.
+    """
+    choices = _choices(completion)
     answer = {
         "id": _chat_id(completion),
         "object": "chat.completion",
@@ -40,10 +43,14 @@ class ChatStream:
         self._begun = False
 
     def __call__(self, event: bytes) -> bytes:
-        """Return the chat event, or events, for one completion event."""
+        """Return the chat event, or events, for one completion event.
+
+        Raises:
+            EngineFailedError: it is no chunk of a completion.
+        """
         if event == DONE or is_error(event) or not is_data(event):
             return event
-        chunk = msgspec.json.decode(payload(event))
+        chunk = read_object(event)
         converted = event_of(self._chunk(chunk))
         if self._begun:
             return converted
@@ -54,14 +61,14 @@ class ChatStream:
         delta = {"role": self._role, "content": ""}
         opening = self._frame(chunk)
         opening["choices"] = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
-        choices = chunk.get("choices") or [{}]
+        choices = _choices(chunk) or [{}]
         if (prompt := choices[0].get("prompt_token_ids")) is not None:
             opening["prompt_token_ids"] = prompt
         return opening
 
     def _chunk(self, chunk: dict[str, Any]) -> dict[str, Any]:
         converted = self._frame(chunk)
-        choices = chunk.get("choices") or []
+        choices = _choices(chunk)
         converted["choices"] = [_choice(choice, {"delta": {"content": choice["text"]}}) for choice in choices]
         for name in ("usage", "system_fingerprint"):
             if chunk.get(name) is not None:
@@ -75,6 +82,17 @@ class ChatStream:
             "created": chunk.get("created"),
             "model": chunk.get("model"),
         }
+
+
+def _choices(completion: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = completion.get("choices") or []
+    if not isinstance(choices, list) or not all(map(_has_text, choices)):
+        raise EngineFailedError("decode", "the engine's answer is no completion: a choice without text")
+    return choices
+
+
+def _has_text(choice: object) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get("text"), str)
 
 
 def _chat_id(completion: dict[str, Any]) -> str:

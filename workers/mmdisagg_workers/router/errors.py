@@ -4,6 +4,8 @@ RouterError
 ├── InvalidRequestError      400  the request breaks a rule of the API or of this deployment
 ├── ModelNotFoundError       404  another model's name
 ├── TooLargeError            413  the body is larger than the media limits allow
+├── UnsupportedEncodingError 415  the body is compressed
+├── InternalError            500  the router itself failed; its log has the traceback
 ├── EngineRefusedError       4xx  an engine refused; its status and message, never retried
 ├── NotReadyError            503  no complete set of agreeing engines
 └── StageError                    a stage gave no usable answer

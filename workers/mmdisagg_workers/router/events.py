@@ -12,13 +12,18 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from .errors import EngineFailedError
+
 DONE: Final = b"data: [DONE]"
 END: Final = b"\n\n"
 _DATA: Final = b"data: "
 _ERROR: Final = b'data: {"error"'
+_ERROR_KEY: Final = b'"error"'
+_TRANSFER_KEY: Final = b"transfer_params"
+_TRANSFER_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
 # A quote inside a JSON string is always escaped, so after a bare comma this can only be a key.
 _TOKEN_IDS: Final = re.compile(rb',"(?:prompt_)?token_ids":(?:\[[0-9, ]*\]|null)')
-_TOKEN_KEY: Final = b'token_ids":'
+_TOKEN_KEY: Final = b"token_ids"
 
 
 class _Delta(Struct):
@@ -72,8 +77,16 @@ class EventSplitter:
 
 
 def is_error(event: bytes) -> bool:
-    """Whether an event tells of an error."""
-    return event.startswith(_ERROR)
+    """Whether an event tells of an error, wherever among its top-level fields."""
+    if event.startswith(_ERROR):
+        return True
+    if _ERROR_KEY not in event or not is_data(event):
+        return False
+    try:
+        answer = msgspec.json.decode(payload(event))
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(answer, dict) and answer.get("error") is not None
 
 
 def is_data(event: bytes) -> bool:
@@ -95,36 +108,71 @@ def read_chunk(event: bytes) -> Chunk:
     return _chunk.decode(payload(event))
 
 
+def read_object(event: bytes) -> dict[str, Any]:
+    """Read an event's JSON object.
+
+    Raises:
+        EngineFailedError: it carries none.
+    """
+    try:
+        answer = msgspec.json.decode(payload(event))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineFailedError("decode", f"the stream cannot be read: {error}") from None
+    if not isinstance(answer, dict):
+        raise EngineFailedError("decode", "the stream cannot be read: an event carries no object")
+    return answer
+
+
 def event_of(value: object) -> bytes:
     """Return the event that carries `value` as JSON."""
     return _DATA + msgspec.json.encode(value)
 
 
 def without_token_ids(event: bytes) -> bytes:
-    """Return an event without the token ids that the router asked for."""
-    if _TOKEN_KEY not in event:
+    """Return an event without the token ids that the router asked for.
+
+    Raises:
+        EngineFailedError: it may carry some, and cannot be read.
+    """
+    if _TOKEN_KEY not in event or not is_data(event):
         return event
     event = _TOKEN_IDS.sub(b"", event)
-    return event if _TOKEN_KEY not in event else _parsed_without_token_ids(event)
+    if _TOKEN_KEY not in event:
+        return event
+    answer = read_object(event)
+    drop_token_ids(answer)
+    return event_of(answer)
+
+
+def without_transfer_params(event: bytes) -> bytes:
+    """Return an event without the engines' addresses of KV blocks and embeddings.
+
+    Raises:
+        EngineFailedError: it may carry some, and cannot be read.
+    """
+    if _TRANSFER_KEY not in event or not is_data(event):
+        return event
+    answer = read_object(event)
+    drop_transfer_params(answer)
+    return event_of(answer)
 
 
 def drop_token_ids(answer: dict[str, Any]) -> None:
     """Remove token ids from a parsed answer or chunk, in place."""
-    answer.pop("prompt_token_ids", None)
-    for choice in answer.get("choices") or ():
-        if isinstance(choice, dict):
-            choice.pop("prompt_token_ids", None)
-            choice.pop("token_ids", None)
+    _drop(answer, ("prompt_token_ids", "token_ids"))
 
 
-def _parsed_without_token_ids(event: bytes) -> bytes:
-    try:
-        answer = msgspec.json.decode(payload(event))
-    except msgspec.DecodeError:
-        return event
-    if isinstance(answer, dict):
-        drop_token_ids(answer)
-    return event_of(answer)
+def drop_transfer_params(answer: dict[str, Any]) -> None:
+    """Remove the parameters of handoffs from a parsed answer or chunk, in place."""
+    _drop(answer, _TRANSFER_FIELDS)
+
+
+def _drop(answer: dict[str, Any], names: tuple[str, ...]) -> None:
+    choices = answer.get("choices")
+    for holder in (answer, *(choices if isinstance(choices, list) else ())):
+        if isinstance(holder, dict):
+            for name in names:
+                holder.pop(name, None)
 
 
 def _says_nothing(choice: _ChunkChoice) -> bool:

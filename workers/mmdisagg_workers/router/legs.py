@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-import msgspec
-
 from mmdisagg_workers.contract import (
     DecodeForm,
     Family,
@@ -41,6 +39,7 @@ from .body import (
 )
 from .topology import Role
 from .validation import ClientMedium
+from .validation import encoded as encoded_json
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETION_PATH: Final = "/v1/completions"
@@ -240,7 +239,7 @@ def media_form(model: Model) -> DecodeForm:
 
 
 def _leg(role: Role, path: str, fields: JsonObject) -> Leg:
-    return Leg(role, path, msgspec.json.encode(fields))
+    return Leg(role, path, encoded_json(fields))
 
 
 def _prefill_fields(body: ChatBody) -> JsonObject:

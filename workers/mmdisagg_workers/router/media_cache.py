@@ -12,11 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgspec
-
 from .body import CHAT_MEDIA_FIELDS, ChatBody, present
 from .legs import EncodedMedium
-from .validation import ClientMedium
+from .validation import ClientMedium, encoded
 
 ENTRIES: Final = 4096
 """Entries kept; one takes about a kilobyte."""
@@ -56,6 +54,6 @@ def media_key(medium: ClientMedium, body: ChatBody) -> bytes | None:
     if medium.url[:5].lower() != "data:":
         return None
     arguments: dict[str, Any] = present(body, CHAT_MEDIA_FIELDS)
-    digest = hashlib.sha256(msgspec.json.encode(arguments, order="sorted"))
+    digest = hashlib.sha256(encoded(arguments, order="sorted"))
     digest.update(b"\0" + medium.modality.encode() + b"\0" + medium.url.encode("utf-8", "surrogatepass"))
     return digest.digest()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -25,15 +25,13 @@ from .dispatch import Dispatcher, Tried
 from .encode_stage import EncodeStage
 from .endpoints import Pool
 from .errors import EngineFailedError, StageError, UnreachableError
-from .events import drop_token_ids, without_token_ids
+from .events import drop_token_ids, drop_transfer_params, without_token_ids, without_transfer_params
 from .legs import EncodedMedia, Leg, Model
 from .replies import check_placeholders, check_same_prompt, prefilled_media, read_reply
 from .settings import Deadlines
 from .topology import Role, Topology
 from .trace import Trace
 from .validation import ClientMedium
-
-_TRANSFER_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
 
 
 @dataclass(frozen=True)
@@ -196,14 +194,15 @@ class Pipeline:
         body = run.job.body
         endpoint = await self._dispatcher.choose(leg.role, run.tried)
         data = await self._dispatcher.client.answer(endpoint, leg, run.trace, self._deadlines.request)
-        self._check_prompt(run.job, prefilled, read_reply(leg.role, data).prompt)
-        answer: dict[str, Any] = msgspec.json.decode(data)
-        if not answer.get("choices"):
+        reply = read_reply(leg.role, data)
+        # Before the prompt: an error with status 200 has none either, and may be tried again.
+        if not reply.choices:
             raise EngineFailedError(Role.DECODE, "the answer has no choices")
+        self._check_prompt(run.job, prefilled, reply.prompt)
+        answer = _parsed(data)
         if leg.path == legs.COMPLETION_PATH and isinstance(body, ChatBody):
             answer = chat_answer(answer, _role(body))
-        for name in _TRANSFER_FIELDS:
-            answer.pop(name, None)
+        drop_transfer_params(answer)
         if not body.wants_token_ids:
             drop_token_ids(answer)
         return FullAnswer(answer)
@@ -226,11 +225,27 @@ class Pipeline:
             check_placeholders(Role.DECODE, job.model, prefilled.encoded, prompt)
 
 
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        # What `read_reply` skips, it does not check.
+        raise EngineFailedError(Role.DECODE, f"the engine's answer cannot be read: {error}") from None
+    return answer
+
+
 def _transform(leg: Leg, body: Body) -> Transform:
+    clean = without_transfer_params
+    if not body.wants_token_ids:
+        clean = _clean
     if isinstance(body, ChatBody) and leg.path == legs.COMPLETION_PATH:
         convert = ChatStream(_role(body))
-        return convert if body.wants_token_ids else lambda event: convert(without_token_ids(event))
-    return bytes if body.wants_token_ids else without_token_ids
+        return lambda event: convert(clean(event))
+    return clean
+
+
+def _clean(event: bytes) -> bytes:
+    return without_token_ids(without_transfer_params(event))
 
 
 def _role(body: ChatBody) -> str:

@@ -2,7 +2,7 @@
 
 Each request ends in exactly one outcome, which its log line and the metrics name:
 `ok`, `invalid` (the router refused), `refused` (an engine refused), `failed`, `timeout`, `mismatch`,
-`unavailable`, `client_gone`.
+`unavailable`, `internal_error` (the router itself failed), `client_gone`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ _OUTCOMES: Final[tuple[tuple[type[RouterError], str], ...]] = (
     (NotReadyError, "unavailable"),
     (StageTimeoutError, "timeout"),
     (PromptMismatchError, "mismatch"),
+    (InternalError, "internal_error"),
     (RouterError, "failed"),
 )
 
@@ -186,6 +187,7 @@ class Front:
         self, request: web.Request, read: Reader, trace: Trace
     ) -> tuple[web.StreamResponse, RouterError | None]:
         stream: web.StreamResponse | None = None
+        delivered: web.StreamResponse | None = None
         try:
             job = _read_job(read, await self._body(request), self._rules(), trace)
             async with self.pipeline.answer(job, trace) as answer:
@@ -194,14 +196,16 @@ class Front:
                 stream = web.StreamResponse(headers=_STREAM_HEADERS | trace.headers())
                 await _prepare(stream, request)
                 await _relay(answer, stream)
-        except RouterError as error:
-            return await _failed(error, stream, trace), error
+                delivered = stream
+                await _finish(answer)
         except ClientGoneError:
             raise
-        except Exception:
-            logger.exception("request %s failed", trace.request_id)
-            unforeseen = InternalError("The router failed; its log has the cause under this request's id.")
-            return await _failed(unforeseen, stream, trace), unforeseen
+        except Exception as error:
+            if delivered is not None:
+                # The client has seen [DONE]: nothing may follow it, and nothing is wrong with its answer.
+                return delivered, None
+            failure = _typed(error, trace.request_id)
+            return await _failed(failure, stream, trace), failure
         return stream, None
 
     def _rules(self) -> Rules:
@@ -209,7 +213,8 @@ class Front:
         return Rules(self.settings.model, self.settings.topology, family, self.settings.limits)
 
     async def _body(self, request: web.Request) -> bytes:
-        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        # Of several such headers aiohttp obeys the last.
+        if any(value.lower() != "identity" for value in request.headers.getall("Content-Encoding", ())):
             raise UnsupportedEncodingError("Content-Encoding: send the body uncompressed.")
         limit = self.settings.limits.body_bytes
         if (request.content_length or 0) > limit:
@@ -230,6 +235,13 @@ def _read_job(read: Reader, data: bytes, rules: Rules, trace: Trace) -> Job:
         raise InvalidRequestError(f"The body cannot be read: {error}", None, "invalid_json") from None
 
 
+def _typed(error: Exception, request_id: str) -> RouterError:
+    if isinstance(error, RouterError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error)
+    return InternalError("The router failed; its log has the cause under this request's id.")
+
+
 async def _failed(error: RouterError, stream: web.StreamResponse | None, trace: Trace) -> web.StreamResponse:
     if stream is None:
         return _error_response(error, trace.headers())
@@ -245,17 +257,20 @@ async def _relay(answer: StreamAnswer, stream: web.StreamResponse) -> None:
         for index, event in enumerate(batch):
             if event == DONE or is_error(event):
                 await _write(stream, _joined(map(transform, batch[:index])))
-                return await _close(answer, stream, event)
+                return await _close(stream, event)
         await _write(stream, _joined(map(transform, batch)))
         answer.rest.relax()
         batch = await answer.rest.batch()
     raise UnreachableError("decode", "the stream broke off")
 
 
-async def _close(answer: StreamAnswer, stream: web.StreamResponse, event: bytes) -> None:
+async def _close(stream: web.StreamResponse, event: bytes) -> None:
     if event != DONE:
         raise broken(event)
     await _write(stream, DONE + END)
+
+
+async def _finish(answer: StreamAnswer) -> None:
     # The answer is complete; what the engine does with the connection now concerns nobody.
     with suppress(StageError, TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(FINISH_SECONDS):
@@ -320,3 +335,5 @@ async def _error_shape(
         shaped = InvalidRequestError(f"{request.method} {request.path}: {error.reason}", None, "http_error")
         shaped.status = error.status
         return _error_response(shaped, {})
+    except Exception as error:
+        return _error_response(_typed(error, f"{request.method} {request.path}"), {})

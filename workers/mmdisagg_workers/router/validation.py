@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -34,11 +34,13 @@ from .body import (
     read_chat,
     read_completion,
 )
-from .errors import InvalidRequestError, ModelNotFoundError
-from .settings import MediaLimits
+from .errors import InvalidRequestError, ModelNotFoundError, TooLargeError
+from .settings import TEXT_BYTES, MediaLimits
 from .topology import Topology
 
 SCHEMES: Final = ("data:", "http:", "https:")
+MAX_PARTS: Final = 10_000
+"""Messages and content parts per request, together: each costs far more memory and time than its bytes."""
 
 _CLIENT_MAY_NOT: Final = {
     "uuid": "media identities are made by the engines",
@@ -96,12 +98,16 @@ def parse_chat(data: bytes) -> ChatBody:
     """Read the body of a chat.
 
     Raises:
-        InvalidRequestError: no JSON, an unknown field or part, a wrong type or range.
+        InvalidRequestError: no JSON, an unknown field or part, a wrong type or range, too many parts.
+        TooLargeError: too much besides the inline media.
     """
     try:
-        return read_chat(data)
+        body = read_chat(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _readable(error) from None
+    _check_part_count(body)
+    _check_text_size(len(data), chat_media(body) if len(data) > TEXT_BYTES else ())
+    return body
 
 
 def parse_completion(data: bytes) -> CompletionBody:
@@ -109,10 +115,24 @@ def parse_completion(data: bytes) -> CompletionBody:
 
     Raises:
         InvalidRequestError: no JSON, an unknown field, a wrong type or range; token ids as prompt.
+        TooLargeError: the body is larger than any text may be.
     """
+    _check_text_size(len(data), ())
     try:
         return read_completion(data)
     except (msgspec.DecodeError, RecursionError) as error:
+        raise _readable(error) from None
+
+
+def encoded(value: Any, order: Literal["deterministic", "sorted"] | None = None) -> bytes:
+    """Return JSON of a value that holds fields of a client.
+
+    Raises:
+        InvalidRequestError: nested too deep; reading it needed less of the stack than writing it does.
+    """
+    try:
+        return msgspec.json.encode(value, order=order)
+    except RecursionError as error:
         raise _readable(error) from None
 
 
@@ -157,6 +177,25 @@ def chat_media(body: ChatBody) -> list[ClientMedium]:
             elif isinstance(part, VideoPart):
                 found.append(ClientMedium("video", part.video_url.url))
     return found
+
+
+def _check_part_count(body: ChatBody) -> None:
+    # Plain text is no part of its own here: it costs nothing besides its message.
+    contents = (message.content for message in body.messages)
+    count = len(body.messages) + sum(len(content) for content in contents if isinstance(content, list))
+    if count > MAX_PARTS:
+        raise InvalidRequestError(
+            f"messages: got {count} messages and parts; at most {MAX_PARTS} per request",
+            "messages",
+            "too_many_parts",
+        )
+
+
+def _check_text_size(size: int, media: Iterable[ClientMedium]) -> None:
+    # The body as a whole may be as large as all media together: text must not use that room.
+    text = size - sum(len(medium.url) for medium in media if medium.url[:5].lower() == "data:")
+    if text > TEXT_BYTES:
+        raise TooLargeError(f"The body has {text} bytes besides inline media; at most {TEXT_BYTES}.")
 
 
 def _check_common(body: Body, rules: Rules) -> None:
