@@ -31,9 +31,9 @@ CPU_DEFAULTS: Final[Mapping[str, str]] = {
 }
 """Environment of engines on CPUs that users may override.
 
-vLLM's processes wait for one another by `sched_yield` in a loop. Linux 6.18 charges each yield as a whole
-time slice, so where cores are few a waiting worker is set back by many seconds (30 s seen). vLLM's own
-spin-loop extension waits without yielding.
+vLLM's processes wait for one another by `sched_yield` in a loop. On two busy cores under Linux 6.18 a
+decode worker was seen runnable but not running for many seconds, and answers took 30 s; with vLLM's own
+spin-loop extension, which does not yield, they did not. That the yields are the cause is inferred.
 """
 
 
