@@ -1,10 +1,11 @@
 """Brings the cluster to what the plan wants: decides what differs (pure), then writes only that."""
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from .cluster import Cluster
 from .drift import drifted, owns
@@ -16,6 +17,11 @@ from .reasons import Reason
 
 HANDOVER_MANAGER: Final = "mmdisagg-operator-handover"
 """Holds a Deployment's `replicas` between the spec, which gives them up, and whoever scales next."""
+
+_LAST: Final = ("RoleBinding", DEPLOYMENT.name)
+"""Written when all that they refer to is there: a Role, and what pods need."""
+
+R = TypeVar("R")
 
 Identity = tuple[str, str]
 """Kind and name."""
@@ -146,23 +152,37 @@ async def execute(cluster: Cluster, todo: Changes, refused: Mapping[Identity, Fa
         refused: what the API server has refused before; the same again is not tried.
 
     Raises:
-        UnreachableError: the API server does not answer; the rest was not tried.
+        UnreachableError: the API server does not answer.
     """
     live = {identity(one): one for one in todo.kept}
-    failures = []
-    for change in todo.apply:
-        who = identity(change.wanted)
-        result = await _write(cluster, change, refused.get(who))
-        if isinstance(result, Failure):
-            failures.append(result)
-        else:
-            live[who] = result
-    for unwanted in todo.delete:
-        try:
-            await cluster.delete(unwanted)
-        except ApiError as error:
-            failures.append(Failure(identity(unwanted), Reason.APPLY_FAILED, str(error)))
+    last = [change for change in todo.apply if change.wanted["kind"] in _LAST]
+    first = [change for change in todo.apply if change.wanted["kind"] not in _LAST]
+    failures: list[Failure] = []
+    for stage in (first, last):
+        results = await _together(_write(cluster, one, refused.get(identity(one.wanted))) for one in stage)
+        failures += (result for result in results if isinstance(result, Failure))
+        live |= {identity(result): result for result in results if not isinstance(result, Failure)}
+    failures += (
+        failure for failure in await _together(_delete(cluster, one) for one in todo.delete) if failure
+    )
     return Applied(live, tuple(failures))
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+    """Do everything at once and to its end, then raise the first error, if there was any."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def _delete(cluster: Cluster, unwanted: Manifest) -> Failure | None:
+    try:
+        await cluster.delete(unwanted)
+    except ApiError as error:
+        return Failure(identity(unwanted), Reason.APPLY_FAILED, str(error))
+    return None
 
 
 async def _write(cluster: Cluster, change: Change, before: Failure | None) -> Manifest | Failure:

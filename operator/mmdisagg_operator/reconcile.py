@@ -11,7 +11,7 @@ from .apply import Applied, Changes, Failure, Identity, changes, execute, identi
 from .cluster import Cluster
 from .drift import drifted
 from .errors import ApiError
-from .kinds import DEPLOYMENT
+from .kinds import DEPLOYMENT, SECRET
 from .observe import Observation, observe
 from .plan.objects import (
     MANAGER,
@@ -23,6 +23,7 @@ from .plan.objects import (
     stage_token_secret,
     with_images,
 )
+from .plan.site import stage_token_name
 from .queue import Result
 from .reasons import Reason
 from .roles import role_views
@@ -91,16 +92,15 @@ class Reconciler:
         self, wish: MultimodalDisaggDeployment, observed: Observation
     ) -> Manifest | Failure:
         """Made once; two operators that both try are settled by the API server."""
-        found = observed.stage_token
-        secret = stage_token_secret(wish, self.new_token())
+        found, who = observed.stage_token, (SECRET.name, stage_token_name(wish.metadata.name))
         try:
             if found is None:
-                found = await self.cluster.create(secret)
+                found = await self.cluster.create(stage_token_secret(wish, self.new_token()))
         except ApiError as error:
-            return Failure(identity(secret), Reason.APPLY_FAILED, str(error))
+            return Failure(who, Reason.APPLY_FAILED, str(error))
         if is_stage_token(found):
             return found
-        return Failure(identity(secret), Reason.NAME_CONFLICT, "holds no stage token; delete it")
+        return Failure(who, Reason.NAME_CONFLICT, "holds no stage token; delete it")
 
     async def _write_status(
         self, wish: MultimodalDisaggDeployment, observed: Observation, applied: Applied

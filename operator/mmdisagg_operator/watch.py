@@ -33,6 +33,21 @@ class News(Protocol):
         """Note news about a deployment; urgent news make up for earlier failures."""
 
 
+class NothingKept(kopf.DiffBaseStorage):
+    """kopf would copy every object of every event, to find changes for handlers that are not there."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Return what is to be compared: nothing."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Return what was compared last: nothing."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
+
+
 def registry(news: News, login: Login) -> kopf.OperatorRegistry:
     """Return the handlers that feed `news`."""
     handlers = kopf.OperatorRegistry()
@@ -50,6 +65,7 @@ def settings() -> kopf.OperatorSettings:
     # Neither namespaces nor CRDs are watched, so a namespaced Role is enough.
     chosen.scanning.disabled = True
     chosen.peering.standalone = True
+    chosen.persistence.diffbase_storage = NothingKept()
     chosen.networking.error_backoffs = _RETRIES
     chosen.networking.request_timeout = 60.0
     chosen.networking.connect_timeout = 5.0

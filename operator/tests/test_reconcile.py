@@ -1,5 +1,6 @@
 """Rounds against an API server in memory: what is made, repaired, pruned, left alone, and said."""
 
+import contextlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -531,6 +532,27 @@ async def test_an_object_that_fails_for_now_is_told_and_tried_again(status):
         it.api.fault = None
         assert not (await it.round()).failed
         assert it.said("Progressing")[0] == "True"
+
+
+@pytest.mark.parametrize("after", range(0, 27, 2))
+async def test_an_operator_that_ends_after_any_number_of_writes_is_no_loss(after):
+    async with world() as it:
+        it.wish()
+        it.api.fault = lambda method, _: (
+            refusal(500, "InternalError", "gone") if method != "GET" and len(it.api.writes) >= after else None
+        )
+        with contextlib.suppress(ApiError):
+            await it.round()
+        assert len(it.api.writes) == min(after, 26)
+        it.api.fault = None
+        it.restart()
+        await it.round()
+        assert {kind.name for kind in CHILDREN if it.api.names(kind)} == {kind.name for kind in CHILDREN}
+        assert len(it.api.names(DEPLOYMENT)) == 4
+        assert len(it.tokens) == (1 if after else 2)
+        it.api.writes.clear()
+        await it.round()
+        assert it.api.writes == []
 
 
 async def test_a_stage_token_that_cannot_be_made_is_told():
