@@ -27,14 +27,8 @@ CPU_DEFAULTS: Final[Mapping[str, str]] = {
     environment.CPU_THREAD_BINDING: "nobind",
     environment.WORKER_START_METHOD: "fork",
     environment.CPU_THREADS: "1",
-    environment.SPIN_WITHOUT_YIELDING: "1",
 }
-"""Environment of engines on CPUs that users may override.
-
-vLLM's processes wait for one another by `sched_yield` in a loop. On two busy cores under Linux 6.18 a
-decode worker was seen runnable but not running for many seconds, and answers took 30 s; with vLLM's own
-spin-loop extension, which does not yield, they did not. That the yields are the cause is inferred.
-"""
+"""Environment of engines on CPUs that users may override."""
 
 
 def engine(deployment: MultimodalDisaggDeployment, site: Site, role: Role, place: EnginePlace) -> Launch:

@@ -7,5 +7,6 @@ info                                        endpoint: what the worker serves
 media, fetch_guard                          media connector: pictures by URL, tensors by description
 encoder_cache                               encoder-cache connectors, made of
   embedding_store, media_report, token_prompts, embedding_metrics
-weights                                     worker extension: which weights are loaded
+worker_extension                            additions to vLLM's worker class, made of
+  weights, worker_cores
 """

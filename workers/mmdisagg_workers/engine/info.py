@@ -39,11 +39,15 @@ class InfoEndpoint:
         app.add_api_route(WEIGHTS_PATH, _weights_of(app), methods=["GET"], response_class=Response)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Compute the answer from the settings and the running engine's model config."""
+        """Compute the answer from the settings and the running engine's model config.
+
+        This is also where an engine is complete and not yet serving: its workers get their cores back.
+        """
         if engine_client is not None:
             config = engine_client.model_config
             state.mmdisagg_info = model_info(os.environ, str(config.dtype), config.max_model_len)
             state.mmdisagg_engine = engine_client
+            await engine_client.collective_rpc("restore_cores")
 
 
 def model_info(environ: Mapping[str, str], dtype: str, max_model_len: int) -> ModelInfo:

@@ -18,7 +18,7 @@ from .model_facts import model_facts, read_config
 from .parent_death import end_with_parent
 from .settings import Role, WorkerSettings, geometry_to_json
 from .start_errors import BadSettings, StartError, WrongEngineVersion, report
-from .weights import EXTENSION
+from .worker_extension import EXTENSION
 
 VLLM_VERSION: Final = "0.32.0"
 """The one supported vLLM, without a local suffix: the CPU build shares it."""

@@ -1,16 +1,12 @@
 """Which weights a worker holds: the proof that encode holds no language model.
 
-A vLLM worker extension (`--worker-extension-cls`, vLLM 0.32.0): its methods join the worker's own and are
-called by `collective_rpc`.
+Part of the worker extension, called by `collective_rpc`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
-
-EXTENSION: Final = "mmdisagg_workers.engine.weights.WeightReport"
-"""What `--worker-extension-cls` is given."""
+from typing import Any
 
 
 class WeightReport:

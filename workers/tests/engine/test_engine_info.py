@@ -14,7 +14,19 @@ from mmdisagg_workers.engine.info import PATH, InfoEndpoint, model_info
 from mmdisagg_workers.engine.start_errors import BadSettings
 
 ENVIRON = MINIMAL | {names.GEOMETRY: GEOMETRY, names.FAMILY: "Qwen2.5-VL", names.REVISION: "r1"}
-ENGINE = SimpleNamespace(model_config=SimpleNamespace(dtype="torch.bfloat16", max_model_len=4096))
+
+
+class Engine:
+    """As much of vLLM's engine client as the plugin uses."""
+
+    model_config = SimpleNamespace(dtype="torch.bfloat16", max_model_len=4096)
+
+    def __init__(self):
+        self.called = []
+
+    async def collective_rpc(self, method):
+        self.called.append(method)
+        return [{"visual": 8}]
 
 
 def test_the_info_says_what_the_router_needs():
@@ -38,7 +50,9 @@ async def test_the_endpoint_answers_once_the_engine_is_up(monkeypatch):
     plugin.attach_router(app)
     client = TestClient(app)
     assert client.get(PATH).status_code == 503
-    await plugin.init_state(ENGINE, app.state, None)
+    engine = Engine()
+    await plugin.init_state(engine, app.state, None)
+    assert engine.called == ["restore_cores"]
     answer = client.get(PATH)
     assert answer.headers["content-type"] == "application/json"
     info = ModelInfo.from_json(answer.content)

@@ -16,7 +16,7 @@ from mmdisagg_workers.engine import main as launcher
 from mmdisagg_workers.engine import settings as names
 from mmdisagg_workers.engine import start_errors
 from mmdisagg_workers.engine.start_errors import BadSettings, UnknownFamily, WrongEngineVersion
-from mmdisagg_workers.engine.weights import EXTENSION
+from mmdisagg_workers.engine.worker_extension import EXTENSION
 
 
 @pytest.fixture
