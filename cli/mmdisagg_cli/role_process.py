@@ -121,6 +121,11 @@ class RoleProcess:
         """The seconds that the start took, or has taken so far."""
         return self._ready_after if self._ready_after is not None else time.monotonic() - self._started_at
 
+    @property
+    def age_s(self) -> float:
+        """The seconds since the last start."""
+        return time.monotonic() - self._started_at
+
     def start(self) -> None:
         """Start the process; its output goes to the end of the log."""
         with self.log.open("ab") as output:
@@ -235,7 +240,7 @@ class RoleDied(CommandError):
 
     def __init__(self, role: RoleProcess) -> None:
         self.role = role
-        super().__init__(f"{role.name} died {_cause(role.exit_code)} after {role.elapsed_s:.0f} s")
+        super().__init__(f"{role.name} died {_cause(role.exit_code)}, {role.age_s:.0f} s after its start")
 
 
 class NotReady(CommandError):
