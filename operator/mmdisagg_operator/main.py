@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import kopf
 
@@ -99,6 +99,9 @@ async def _watch(queue: WorkQueue[Key], settings: Settings, login: Login, stop: 
     tasks = await kopf.spawn_tasks(
         registry=watch.registry(queue, login),
         settings=watch.settings(),
+        # kopf would ask for the user's name, which a user id that no password file knows does not have;
+        # it does not publish the type.
+        identity=cast(Any, settings.identity),
         standalone=True,
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,

@@ -115,6 +115,13 @@ def _relevant(pods: Sequence[Manifest], workload: Manifest | None) -> list[Manif
     return alive if len(alive) >= wanted else list(pods)
 
 
+def _with_missing_secret(findings: Sequence[Finding], missing: str) -> list[Finding]:
+    """What the spec refers to is told in place of the kubelet's words: the command to mend it is known."""
+    others = [finding for finding in findings if finding.reason is not Reason.MISSING_SECRET]
+    told = Finding(Reason.MISSING_SECRET, "waiting for a Secret", missing)
+    return others + [told] * max(1, len(findings) - len(others))
+
+
 def _view(
     deployment: MultimodalDisaggDeployment,
     role: Role,
@@ -129,7 +136,7 @@ def _view(
         findings.append(failure)
     serving = bool(own) and not findings
     if missing_secret and role in ENGINE_ROLES and not serving:
-        findings.append(Finding(Reason.MISSING_SECRET, "waiting for a Secret", missing_secret))
+        findings = _with_missing_secret(findings, missing_secret)
     in_place = deployment.spec.rollout.strategy is RolloutStrategy.RECREATE and role is not Role.ROUTER
     return RoleView(
         role, deployment.metadata.namespace or "", workload, own, tuple(findings), surges=not in_place

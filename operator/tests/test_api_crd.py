@@ -49,8 +49,9 @@ def test_a_list_and_a_text_that_cel_walks_are_bounded():
 
 
 def test_rules_stand_where_their_fields_are():
-    assert len(rules(SPEC)) == 7
+    assert len(rules(SPEC)) == 8
     assert len(rules(SPEC["properties"]["model"])) == 6
+    assert len(rules(SPEC["properties"]["handoff"])) == 2
     assert len(rules(SPEC["properties"]["handoff"]["properties"]["sharedVolume"])) == 2
     assert "has(self.prefill)" in rules(SPEC)[0]
 

@@ -77,6 +77,18 @@ async def test_events_alone_bring_a_deployment_to_serve_and_back():
         await until(lambda: available(api) == "False")
 
 
+@pytest.mark.case("c23")
+async def test_it_runs_as_a_user_without_a_name(monkeypatch):
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 1000650000")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    api = ApiServer()
+    async with running(api):
+        wish(api)
+        await until(lambda: len(api.names(DEPLOYMENT)) == 4)
+
+
 async def test_at_rest_nothing_is_written_however_often_it_looks():
     api = ApiServer()
     async with running(api):

@@ -20,6 +20,10 @@ from mmdisagg_operator.plan import (
 )
 
 
+def ports_of(place):
+    return [p.port for p in (place.http, place.side_channel, place.embeddings) if p is not None]
+
+
 def allocate(wish, ports=None):
     return LocalSite.allocate(
         wish, model="m", embedding_store="/s", stage_token="t" * 32, ports=ports or count(8000)
@@ -37,11 +41,13 @@ def test_no_two_local_processes_share_a_port(topology, encode, prefill, decode, 
     counts = {"encode": encode, "prefill": prefill, "decode": decode}
     roles = {role: {"replicas": number} for role, number in counts.items()}
     present = {role: roles[role] for role in roles if deployment(topology).spec.role(Role(role))}
-    wish = deployment(topology, {**present, "router": {"replicas": router}})
+    handoff = {"embedding": "Tcp"} if "encode" in present else {}
+    wish = deployment(topology, {**present, "router": {"replicas": router}, "handoff": handoff})
     site = allocate(wish)
     places = [place for replicas in site.engines.values() for place in replicas]
-    ports = [port for place in places for port in (place.http.port, place.side_channel.port)]
+    ports = [port for place in places for port in ports_of(place)]
     assert len({*ports, site.router.port}) == len(ports) + 1
+    assert all(place.embeddings for place in site.engines.get(Role.ENCODE, ()))
     assert {role: len(replicas) for role, replicas in site.engines.items()} == {
         role: max(1, counts[role]) for role in present
     }
@@ -54,21 +60,41 @@ def test_the_router_is_told_every_replica():
     assert args[at + 1 : at + 4] == ("http://127.0.0.1:8000", "http://127.0.0.1:8002", "--prefill")
 
 
+def roles_given(launch):
+    return [arg for arg in launch.args if arg in ("--encode", "--prefill", "--decode")]
+
+
 @pytest.mark.parametrize("topology", Topology)
-def test_the_router_is_told_the_roles_that_exist(topology):
+def test_the_router_of_a_machine_is_told_the_roles_that_exist(topology):
     wish = deployment(topology)
-    launch = launches(wish, ClusterSite.of(wish))[Role.ROUTER][0]
-    given_roles = [arg for arg in launch.args if arg in ("--encode", "--prefill", "--decode")]
-    assert given_roles == [f"--{role}" for role in ClusterSite.of(wish).engines]
-    assert f"http://demo-{Role.DECODE}:8000" in launch.args
-
-
-def test_the_router_gets_its_deadline_and_contract():
-    change = {"router": {"requestTimeoutSeconds": 30}, "decode": {"contract": "MetadataOnly"}}
-    wish = deployment(Topology.EP_D, change)
     launch = launches(wish, allocate(wish))[Role.ROUTER][0]
+    assert roles_given(launch) == [f"--{role}" for role in ClusterSite.of(wish).engines]
+    assert "--discover" not in launch.args
+
+
+def test_the_router_of_a_cluster_is_the_same_whatever_roles_there_are():
+    planned = [launches(wish, ClusterSite.of(wish))[Role.ROUTER][0] for wish in map(deployment, Topology)]
+    assert all(launch.args == planned[0].args and launch.env == planned[0].env for launch in planned)
+    assert option(planned[0], "--discover") == "demo"
+    assert roles_given(planned[0]) == []
+
+
+def option(launch, name):
+    return launch.args[launch.args.index(name) + 1]
+
+
+@pytest.mark.parametrize("site", [allocate, ClusterSite.of])
+def test_the_router_gets_its_limits_and_contract(site):
+    change = {
+        "router": {"requestTimeoutSeconds": 30, "maxInFlight": 7},
+        "decode": {"contract": "MetadataOnly"},
+    }
+    wish = deployment(Topology.EP_D, change)
+    launch = launches(wish, site(wish))[Role.ROUTER][0]
     assert launch.program == "mmdisagg-router"
-    assert launch.args[-4:] == ("--decode-contract", "MetadataOnly", "--request-timeout", "30")
+    assert option(launch, "--decode-contract") == "MetadataOnly"
+    assert option(launch, "--request-timeout") == "30"
+    assert option(launch, "--max-in-flight") == "7"
 
 
 @pytest.mark.parametrize(

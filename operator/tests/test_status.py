@@ -174,6 +174,17 @@ def test_a_missing_secret_is_known_before_any_pod_waits_for_it():
     assert said(found, "RouterReady") == ("False", Reason.STARTING)
 
 
+def test_the_command_that_mends_a_missing_secret_is_told_while_pods_wait_for_it():
+    waits = waiting("CreateContainerConfigError", 'secret "hub" not found')
+    found = status(
+        {"decode": pods_of("decode", waits, waits)},
+        {"decode": workload(2, counts(2, available=0))},
+        secret="Secret 'hub' is missing; make it: kubectl create ...",
+    )
+    message = condition(found, "DecodeReady").message
+    assert message.startswith("2 of 2 pods waiting for a Secret: Secret 'hub' is missing; make it: kubectl")
+
+
 def test_a_secret_that_went_missing_does_not_touch_pods_that_serve():
     assert said(status(secret="Secret 'hub' is missing"), "Available") == ("True", Reason.AVAILABLE)
 

@@ -20,7 +20,7 @@ from .errors import Problem, ResourceError
 from .loading import load_deployment
 from .pod import DecodeRole, EngineRole, PodFields, RouterRole
 from .resource import API_VERSION, KIND, Metadata, MultimodalDisaggDeployment
-from .spec import Engine, Handoff, Media, MediaLimits, Model, SharedVolume, Spec
+from .spec import Engine, Handoff, Media, MediaLimits, Model, SharedVolume, Spec, Tcp
 from .status import Condition, ConditionStatus, ConditionType, RoleStatus, Status
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "SharedVolume",
     "Spec",
     "Status",
+    "Tcp",
     "Topology",
     "load_deployment",
 ]

@@ -62,6 +62,7 @@ class EmbeddingHandoff(StrEnum):
     """How embeddings get from encode to the engine that prefills."""
 
     SHARED_VOLUME = "SharedVolume"
+    TCP = "Tcp"
 
 
 class KvHandoff(StrEnum):

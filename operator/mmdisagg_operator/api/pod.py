@@ -214,3 +214,6 @@ class RouterRole(PodFields):
     """Router image; the operator's own default where absent."""
     request_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
     """How long one request may take in all."""
+    max_in_flight: Annotated[int, Field(ge=1, le=100000)] = 512
+    """Requests that one router pod serves at once; above it clients get 429 with `Retry-After`. Each holds
+    its pictures in the pod's memory until it is answered."""

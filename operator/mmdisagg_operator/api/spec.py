@@ -172,15 +172,44 @@ class SharedVolume(Structure):
         return self.persistent_volume_claim is None or self.storage_class_name is None
 
 
+class Tcp(Structure):
+    """Embeddings straight from encode's memory, over the pod network."""
+
+    capacity: Quantity = Field(default=4 * 2**30, json_schema_extra={"default": "4Gi"})
+    """Bytes of host memory for embeddings, in each encode engine and in each engine that takes them: they
+    are part of what the pods' memory limits must allow. It must hold the media of the requests in flight."""
+
+
 class Handoff(Structure):
     """How the stages hand their work on."""
 
     embedding: EmbeddingHandoff | None = None
-    """How embeddings leave encode; SharedVolume where absent. Only with an encode role."""
+    """How embeddings leave encode; where absent: the one of `tcp` and `sharedVolume` that is there, else
+    SharedVolume. Only with an encode role."""
+    tcp: Tcp | None = None
+    """How much memory Tcp takes; only with Tcp."""
     shared_volume: SharedVolume | None = None
-    """The volume of SharedVolume; local mode uses a directory of its own instead."""
+    """The volume of SharedVolume, only with it; local mode uses a directory of its own instead."""
     kv: KvHandoff | None = None
     """How KV blocks get from prefill to decode; Nixl where absent. Only with a prefill role."""
+
+    @rule(
+        "tcp",
+        "only with embedding Tcp, and not beside sharedVolume",
+        cel="!has(self.tcp) || "
+        "(!has(self.sharedVolume) && (!has(self.embedding) || self.embedding == 'Tcp'))",
+    )
+    def _tcp_is_used(self) -> bool:
+        unused = self.shared_volume is not None or self.embedding is EmbeddingHandoff.SHARED_VOLUME
+        return self.tcp is None or not unused
+
+    @rule(
+        "sharedVolume",
+        "only with embedding SharedVolume",
+        cel="!has(self.sharedVolume) || !has(self.embedding) || self.embedding == 'SharedVolume'",
+    )
+    def _volume_is_used(self) -> bool:
+        return self.shared_volume is None or self.embedding is not EmbeddingHandoff.TCP
 
 
 class Rollout(Structure):
@@ -218,6 +247,14 @@ class Spec(Structure):
     def topology(self) -> Topology:
         """The topology that the roles present make."""
         return _TOPOLOGIES[self.encode is not None, self.prefill is not None]
+
+    @property
+    def embedding_handoff(self) -> EmbeddingHandoff:
+        """How embeddings leave encode, chosen or by default; without meaning where there is no encode."""
+        chosen = self.handoff.embedding
+        if chosen is not None:
+            return chosen
+        return EmbeddingHandoff.TCP if self.handoff.tcp is not None else EmbeddingHandoff.SHARED_VOLUME
 
     def role(self, role: Role) -> PodFields | None:
         """Return what the spec says about `role`, or None when the deployment does not have it."""
@@ -274,6 +311,14 @@ class Spec(Structure):
     )
     def _shared_volume_needs_encode(self) -> bool:
         return self.handoff.shared_volume is None or self.encode is not None
+
+    @rule(
+        "handoff.tcp",
+        "only with spec.encode: nothing else hands embeddings on",
+        cel="!has(self.handoff.tcp) || has(self.encode)",
+    )
+    def _tcp_needs_encode(self) -> bool:
+        return self.handoff.tcp is None or self.encode is not None
 
     @rule(
         "handoff.kv",

@@ -18,12 +18,13 @@
 `ClusterSite.of(deployment)` is the same for pods: one launch per role, addresses from the downward API.
 """
 
+from .endpoint import Endpoint
 from .engine import aggregated
 from .launch import FieldReference, Launch, SecretReference
 from .launches import launches
 from .render import render
 from .revision import revision
-from .site import ClusterSite, Endpoint, EnginePlace, LocalSite, Site, local_model
+from .site import ClusterSite, EnginePlace, LocalSite, Site, local_model
 
 __all__ = [
     "ClusterSite",

@@ -9,10 +9,11 @@ from typing import Any, Final
 from mmdisagg_operator.api import Device, MultimodalDisaggDeployment, Role, Spec, Topology
 
 from . import environment
+from .endpoint import Endpoint
 from .handoff import embedding_config, kv_config, takes_embeddings
 from .launch import WORKER, Launch
 from .revision import revision
-from .site import Endpoint, EnginePlace, Site
+from .site import EnginePlace, Site
 from .wire import compact, media
 
 AGGREGATED: Final = "aggregated"
@@ -46,7 +47,7 @@ def engine(deployment: MultimodalDisaggDeployment, site: Site, role: Role, place
     kv = kv_config(topology, role, spec.engine.device)
     args = (
         *_common_args(spec, role, site.model, place.http),
-        *_stage_args(spec, role, site, kv),
+        *_stage_args(spec, role, site, place, kv),
         *_extra_args(spec, role),
     )
     env = {
@@ -95,7 +96,9 @@ def _common_args(spec: Spec, role: str, model: str, http: Endpoint) -> tuple[str
     )
 
 
-def _stage_args(spec: Spec, role: Role, site: Site, kv: Mapping[str, Any] | None) -> Iterator[str]:
+def _stage_args(
+    spec: Spec, role: Role, site: Site, place: EnginePlace, kv: Mapping[str, Any] | None
+) -> Iterator[str]:
     topology = spec.topology
     if role is Role.ENCODE:
         yield "--mm-encoder-only"
@@ -103,7 +106,7 @@ def _stage_args(spec: Spec, role: Role, site: Site, kv: Mapping[str, Any] | None
         yield "--enable-mm-embeds"
     else:
         yield TAKE_PROCESSOR_ARGUMENTS
-    embeddings = embedding_config(topology, role, site.embedding_store)
+    embeddings = embedding_config(spec, role, site.embedding_store, place.embeddings)
     if embeddings is not None:
         yield from ("--ec-transfer-config", compact(embeddings))
     if kv is not None:

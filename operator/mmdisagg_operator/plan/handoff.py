@@ -7,7 +7,8 @@
 | EP/D     |                   | report only, KV out            | guard, KV in            |
 | PD       |                   |                                |                         |
 
-The embedding connectors are the worker's own. Decode's guard has nothing to load: it fails a request whose
+The embedding connectors are the worker's own; which of the two ways embeddings go is the resource's choice
+(`handoff.embedding`). Decode's guard has nothing to load: it fails a request whose
 media are not wholly covered by loaded KV, which stock vLLM would answer from zero embeddings. Prefill's
 reporter in EP/D moves nothing either: it tells the router identity and grid of each medium.
 """
@@ -15,48 +16,59 @@ reporter in EP/D moves nothing either: it tells the router identity and grid of 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mmdisagg_operator.api import Device, Role, Topology
+from mmdisagg_operator.api import Device, EmbeddingHandoff, Role, Spec, Tcp, Topology
+
+from .endpoint import Endpoint
 
 ENCODER_CACHE_MODULE: Final = "mmdisagg_workers.engine.encoder_cache"
+TCP_MODULE: Final = "mmdisagg_workers.engine.tcp_handoff.connector"
 SHARED_VOLUME_CONNECTOR: Final = "SharedVolumeConnector"
+TCP_CONNECTOR: Final = "TcpConnector"
 DECODE_GUARD_CONNECTOR: Final = "DecodeGuardConnector"
 REPORTING_CONNECTOR: Final = "ReportingConnector"
 
 Config = Mapping[str, Any]
 
-_SHARED: Final = (SHARED_VOLUME_CONNECTOR, "ec_consumer")
-_GUARD: Final = (DECODE_GUARD_CONNECTOR, "ec_consumer")
-_EMBEDDINGS: Final[Mapping[tuple[Topology, Role], tuple[str, str]]] = {
-    (Topology.E_P_D, Role.ENCODE): (SHARED_VOLUME_CONNECTOR, "ec_producer"),
-    (Topology.E_P_D, Role.PREFILL): _SHARED,
-    (Topology.E_P_D, Role.DECODE): _GUARD,
-    (Topology.E_PD, Role.ENCODE): (SHARED_VOLUME_CONNECTOR, "ec_producer"),
-    (Topology.E_PD, Role.DECODE): _SHARED,
+_PRODUCER: Final = "ec_producer"
+_CONSUMER: Final = "ec_consumer"
+_EMBEDDING_ROLES: Final[Mapping[tuple[Topology, Role], str]] = {
+    (Topology.E_P_D, Role.ENCODE): _PRODUCER,
+    (Topology.E_P_D, Role.PREFILL): _CONSUMER,
+    (Topology.E_PD, Role.ENCODE): _PRODUCER,
+    (Topology.E_PD, Role.DECODE): _CONSUMER,
+}
+_MOVE_NOTHING: Final[Mapping[tuple[Topology, Role], tuple[str, str]]] = {
+    (Topology.E_P_D, Role.DECODE): (DECODE_GUARD_CONNECTOR, _CONSUMER),
+    (Topology.EP_D, Role.DECODE): (DECODE_GUARD_CONNECTOR, _CONSUMER),
     (Topology.EP_D, Role.PREFILL): (REPORTING_CONNECTOR, "ec_both"),
-    (Topology.EP_D, Role.DECODE): _GUARD,
 }
 _KV_ROLES: Final[Mapping[Role, str]] = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
-def embedding_config(topology: Topology, role: Role, store: str) -> Config | None:
+def embedding_config(spec: Spec, role: Role, store: str, port: Endpoint | None) -> Config | None:
     """Return vLLM's `ECTransferConfig` of an engine, or None when it has no part in the handoff.
 
     Args:
-        topology: the deployment's.
+        spec: the deployment's.
         role: the engine's.
-        store: directory that holds the embeddings.
+        store: directory that holds the embeddings; for SharedVolume.
+        port: where the engine serves embeddings, if it does; for Tcp.
     """
-    if (topology, role) not in _EMBEDDINGS:
+    if (spec.topology, role) in _MOVE_NOTHING:
+        return _config(*_MOVE_NOTHING[spec.topology, role])
+    ec_role = _EMBEDDING_ROLES.get((spec.topology, role))
+    if ec_role is None:
         return None
-    connector, ec_role = _EMBEDDINGS[topology, role]
-    config: dict[str, Any] = {
-        "ec_connector": connector,
-        "ec_connector_module_path": ENCODER_CACHE_MODULE,
-        "ec_role": ec_role,
-    }
-    if connector == SHARED_VOLUME_CONNECTOR:
-        config["ec_connector_extra_config"] = {"shared_storage_path": store}
-    return config
+    if spec.embedding_handoff is EmbeddingHandoff.SHARED_VOLUME:
+        extra: Config = {"shared_storage_path": store}
+        return {**_config(SHARED_VOLUME_CONNECTOR, ec_role), "ec_connector_extra_config": extra}
+    place = {"host": port.host, "port": port.port} if ec_role == _PRODUCER and port else {}
+    extra = {"capacity": (spec.handoff.tcp or Tcp()).capacity, **place}
+    return {**_config(TCP_CONNECTOR, ec_role, TCP_MODULE), "ec_connector_extra_config": extra}
+
+
+def _config(connector: str, ec_role: str, module: str = ENCODER_CACHE_MODULE) -> Config:
+    return {"ec_connector": connector, "ec_connector_module_path": module, "ec_role": ec_role}
 
 
 def kv_config(topology: Topology, role: Role, device: Device) -> Config | None:
@@ -77,9 +89,22 @@ def kv_config(topology: Topology, role: Role, device: Device) -> Config | None:
     return {**config, "kv_load_failure_policy": "fail"}
 
 
-def shares_embeddings(topology: Topology, role: Role) -> bool:
+def shares_embeddings(spec: Spec, role: Role) -> bool:
     """Whether this engine writes to or reads from the volume of embeddings."""
-    return _EMBEDDINGS.get((topology, role), ("",))[0] == SHARED_VOLUME_CONNECTOR
+    shared = spec.embedding_handoff is EmbeddingHandoff.SHARED_VOLUME
+    return shared and (spec.topology, role) in _EMBEDDING_ROLES
+
+
+def fetches_embeddings(spec: Spec, role: Role) -> bool:
+    """Whether this engine connects to encode's embedding port."""
+    over_tcp = spec.embedding_handoff is EmbeddingHandoff.TCP
+    return over_tcp and _EMBEDDING_ROLES.get((spec.topology, role)) == _CONSUMER
+
+
+def serves_embeddings(spec: Spec, role: Role) -> bool:
+    """Whether this engine has an embedding port."""
+    over_tcp = spec.embedding_handoff is EmbeddingHandoff.TCP
+    return over_tcp and _EMBEDDING_ROLES.get((spec.topology, role)) == _PRODUCER
 
 
 def takes_embeddings(topology: Topology, role: Role) -> bool:

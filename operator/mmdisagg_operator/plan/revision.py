@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any, Final
 
-from mmdisagg_operator.api import EmbeddingHandoff, KvHandoff, Spec
+from mmdisagg_operator.api import KvHandoff, Spec
 
 CONTRACT_VERSION: Final = 1
 """Version of the wire between router and workers; a test compares it with the contract's own."""
@@ -25,7 +25,7 @@ def revision(spec: Spec) -> str:
         "engine": spec.engine.model_dump(mode="json"),
         "limits": spec.media.limits.model_dump(mode="json"),
         "handoff": {
-            "embedding": spec.handoff.embedding or EmbeddingHandoff.SHARED_VOLUME,
+            "embedding": spec.embedding_handoff,
             "kv": spec.handoff.kv or KvHandoff.NIXL,
         },
         "contract": CONTRACT_VERSION,

@@ -9,14 +9,21 @@ from .wire import media
 
 
 def router(deployment: MultimodalDisaggDeployment, site: Site) -> Launch:
-    """Plan the router: it learns the topology from the roles that it is given."""
+    """Plan the router.
+
+    On one machine it is given the engines, and the roles among them are its topology. In a cluster it is told
+    neither: it discovers the engines, and those say what their topology and revision are. So it is not
+    restarted when roles come or go, nor when a new revision replaces the old one.
+    """
     spec = deployment.spec
     args = (
         *("--host", site.router.host),
         *("--port", str(site.router.port)),
         *("--served-model", spec.model.served_name),
+        *(("--discover", site.discover) if site.discover else ()),
         *(word for role, urls in site.targets.items() for word in (f"--{role}", *urls) if urls),
         *("--decode-contract", str(spec.decode.contract)),
+        *("--max-in-flight", str(spec.router.max_in_flight)),
         *("--request-timeout", str(spec.router.request_timeout_seconds)),
         *(("--drain-timeout", str(site.drain_seconds)) if site.drain_seconds else ()),
     )

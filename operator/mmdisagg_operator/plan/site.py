@@ -2,40 +2,25 @@
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Final
 
 from mmdisagg_operator.api import ENGINE_ROLES, ModelSource, MultimodalDisaggDeployment, Role, Spec
 
 from . import environment
+from .endpoint import Endpoint
+from .handoff import serves_embeddings
 from .launch import FieldReference, Reference, SecretReference
 
 LOOPBACK: Final = "127.0.0.1"
 
 HTTP_PORT: Final = 8000
 SIDE_CHANNEL_PORT: Final = 5600
+EMBEDDING_PORT: Final = 5700
 MODEL_MOUNT: Final = "/model"
 EMBEDDING_MOUNT: Final = "/embeddings"
 STAGE_TOKEN_KEY: Final = "token"  # noqa: S105 - a key's name
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A TCP address.
-
-    Attributes:
-        host: address to listen on or to connect to.
-        port: TCP port.
-    """
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """The HTTP URL of the address."""
-        return f"http://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -45,10 +30,12 @@ class EnginePlace:
     Attributes:
         http: where its OpenAI server listens.
         side_channel: where NIXL peers shake hands; other engines connect to the host as it stands here.
+        embeddings: where it serves embeddings; None where it does not.
     """
 
     http: Endpoint
     side_channel: Endpoint
+    embeddings: Endpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -60,8 +47,9 @@ class Site:
         embedding_store: directory that encode writes embeddings to and its consumer reads.
         engines: places of the engines, by role; one launch is planned for each.
         router: where the router listens.
-        targets: URLs at which the router reaches the engines, by role.
+        targets: URLs at which the router reaches the engines, by role; empty where it discovers them.
         secrets: secret variables of this site by name, never rendered; empty in a cluster.
+        discover: the deployment whose engines the router discovers; None where it is told `targets`.
         drain_seconds: how long a process that is told to stop finishes requests in flight; 0 for at once.
     """
 
@@ -71,6 +59,7 @@ class Site:
     router: Endpoint
     targets: Mapping[Role, tuple[str, ...]]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    discover: str | None = field(default=None, kw_only=True)
     drain_seconds: int = field(default=0, kw_only=True)
 
     def references(self, spec: Spec, role: Role) -> Mapping[str, Reference]:
@@ -101,7 +90,8 @@ class LocalSite(Site):
             model: absolute directory or Hub name; see `local_model`.
             embedding_store: absolute directory that exists.
             stage_token: secret of at least 32 characters.
-            ports: free ports; two are taken per engine (HTTP, side channel), then one for the router.
+            ports: free ports; two are taken per engine (HTTP, side channel), then one for the router, then
+                one for each engine that serves embeddings.
             host: address to listen on.
         """
 
@@ -113,11 +103,16 @@ class LocalSite(Site):
             for role in ENGINE_ROLES
             if (fields := deployment.spec.role(role)) is not None
         }
+        router = Endpoint(host, next(ports))
+        if serves_embeddings(deployment.spec, Role.ENCODE):
+            engines[Role.ENCODE] = tuple(
+                replace(place, embeddings=Endpoint(host, next(ports))) for place in engines[Role.ENCODE]
+            )
         return cls(
             model=model,
             embedding_store=embedding_store,
             engines=engines,
-            router=Endpoint(host, next(ports)),
+            router=router,
             targets={role: tuple(place.http.url for place in places) for role, places in engines.items()},
             secrets={environment.STAGE_TOKEN: stage_token},
         )
@@ -139,13 +134,17 @@ class ClusterSite(Site):
         name, spec = deployment.metadata.name, deployment.spec
         roles = [role for role in ENGINE_ROLES if spec.role(role) is not None]
         every_address = Endpoint("0.0.0.0", HTTP_PORT)  # noqa: S104 - a pod's only way to be reached
-        place = EnginePlace(every_address, Endpoint(f"$({environment.POD_IP})", SIDE_CHANNEL_PORT))
+        own_address = f"$({environment.POD_IP})"
+        place = EnginePlace(
+            every_address, Endpoint(own_address, SIDE_CHANNEL_PORT), Endpoint(own_address, EMBEDDING_PORT)
+        )
         return cls(
             model=_model_in_pod(spec),
             embedding_store=EMBEDDING_MOUNT,
             engines=dict.fromkeys(roles, (place,)),
             router=every_address,
-            targets={role: (Endpoint(f"{name}-{role}", HTTP_PORT).url,) for role in roles},
+            targets={},
+            discover=name,
             stage_token=SecretReference(stage_token_name(name), STAGE_TOKEN_KEY),
             drain_seconds=spec.router.request_timeout_seconds,
         )

@@ -13,6 +13,8 @@ from typing import Final
 
 import aiohttp
 
+from mmdisagg_workers.contract import STAGE_TOKEN_HEADER
+
 from .endpoints import Endpoint
 from .errors import EngineFailedError, StageTimeoutError, UnreachableError
 from .legs import Leg
@@ -20,7 +22,6 @@ from .replies import engine_error
 from .settings import Deadlines
 from .trace import LegIds, Trace
 
-TOKEN_HEADER: Final = "x-mmdisagg-stage-token"  # noqa: S105  # a name, no secret
 KEEPALIVE_SECONDS: Final = 4.0
 """Shorter than the 5 s after which vLLM's server closes idle connections."""
 
@@ -35,7 +36,7 @@ def open_session(deadlines: Deadlines, token: str) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
     return aiohttp.ClientSession(
         connector=connector,
-        headers={"Accept-Encoding": "identity"} | ({TOKEN_HEADER: token} if token else {}),
+        headers={"Accept-Encoding": "identity"} | ({STAGE_TOKEN_HEADER: token} if token else {}),
         timeout=aiohttp.ClientTimeout(total=None, connect=deadlines.connect),
         cookie_jar=aiohttp.DummyCookieJar(),
         read_bufsize=2**18,

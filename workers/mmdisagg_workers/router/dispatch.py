@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from mmdisagg_workers.contract import Role
+
 from .client import EngineClient
-from .endpoints import Endpoint, Pool
+from .endpoints import Endpoint
+from .engines import EngineSet
 from .errors import NotReadyError, UnreachableError
 from .legs import Leg
 from .replies import EngineReply, read_reply
 from .settings import Deadlines
-from .topology import Role
 from .trace import Trace
 
 RETRY_PAUSE_SECONDS: Final = 0.1
@@ -22,16 +23,21 @@ RETRY_PAUSE_SECONDS: Final = 0.1
 
 @dataclass
 class Tried:
-    """The engines that one request has used, so that a second try goes elsewhere."""
+    """The engines that one request may use, and those that it has used: a second try goes elsewhere.
 
+    Attributes:
+        engines: the set that the request stays with.
+        endpoints: the used ones.
+    """
+
+    engines: EngineSet
     endpoints: set[Endpoint] = field(default_factory=set)
 
 
 class Dispatcher:
     """Sends the legs of requests to the engines of their roles."""
 
-    def __init__(self, pools: Mapping[Role, Pool], client: EngineClient, deadlines: Deadlines) -> None:
-        self._pools = pools
+    def __init__(self, client: EngineClient, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
         self.client = client
 
@@ -41,7 +47,8 @@ class Dispatcher:
         Raises:
             NotReadyError: the role has no engine.
         """
-        endpoint = self._pools[role].choose(asyncio.get_running_loop().time(), tried.endpoints)
+        pool = tried.engines.pools[role]
+        endpoint = pool.choose(asyncio.get_running_loop().time(), tried.endpoints)
         if endpoint is None:
             raise NotReadyError(f"There is no {role} engine.")
         if endpoint in tried.endpoints:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from mmdisagg_workers.contract import Role
+
 from .body import ChatBody
 from .dispatch import Dispatcher, Tried
-from .legs import EncodedMedia, EncodedMedium, Model, encode_leg
+from .engines import EngineSet
+from .legs import EncodedMedia, EncodedMedium, encode_leg
 from .media_cache import MediaCache, media_key
 from .replies import encoded_medium
-from .topology import Role
 from .trace import Trace
 from .validation import ClientMedium
 
@@ -26,7 +28,7 @@ class EncodeStage:
         self,
         body: ChatBody,
         media: Sequence[ClientMedium],
-        model: Model,
+        engines: EngineSet,
         trace: Trace,
         *,
         again: bool = False,
@@ -36,21 +38,21 @@ class EncodeStage:
         Args:
             body: the client's chat.
             media: its media, in order.
-            model: the model.
+            engines: the set that serves the request.
             trace: the request.
             again: whether an embedding was lost, so that nothing remembered may be used.
 
         Raises:
             RouterError: the first failure; the other legs are cancelled.
         """
-        keys = {medium: media_key(medium, body) for medium in media}
+        keys = {medium: media_key(medium, body, engines.model.info.revision) for medium in media}
         if again:
             self._cache.forget(keys.values())
         found = self._remembered(keys)
         missing = [medium for medium in keys if medium not in found]
         if missing:
             with trace.timed(Role.ENCODE):
-                fresh = await self._encode_all(body, missing, model, trace)
+                fresh = await self._encode_all(body, missing, engines, trace)
             for medium, encoded in zip(missing, fresh, strict=True):
                 found[medium] = encoded
                 self._cache.put(keys[medium], encoded)
@@ -61,11 +63,11 @@ class EncodeStage:
         return {medium: encoded for medium, encoded in looked_up if encoded is not None}
 
     async def _encode_all(
-        self, body: ChatBody, media: Sequence[ClientMedium], model: Model, trace: Trace
+        self, body: ChatBody, media: Sequence[ClientMedium], engines: EngineSet, trace: Trace
     ) -> list[EncodedMedium]:
         async def one(medium: ClientMedium) -> EncodedMedium:
-            reply = await self._dispatcher.reply(encode_leg(body, medium), trace, Tried())
-            return encoded_medium(model, medium, reply)
+            reply = await self._dispatcher.reply(encode_leg(body, medium), trace, Tried(engines))
+            return encoded_medium(engines.model, medium, reply)
 
         try:
             async with asyncio.TaskGroup() as group:

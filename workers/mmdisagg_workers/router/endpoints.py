@@ -1,21 +1,35 @@
 """The engines of each role, and which of them gets the next leg.
 
-A pool is told its base URLs and may be told others later (`replace`): that is the seam where discovery
-attaches. An endpoint that just failed to connect is passed over while another one is there.
+An endpoint that just failed to connect is passed over while another one is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from mmdisagg_workers.contract import ModelInfo
-
-from .topology import Role
+from mmdisagg_workers.contract import ModelInfo, Role
 
 COOLDOWN_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an engine is, as somebody told the router.
+
+    Attributes:
+        role: what it does.
+        url: base URL without a trailing slash.
+        revision: what it must say its revision is, or "" where nobody knows.
+        pod: what tells it from an earlier engine at the same URL, or "".
+    """
+
+    role: Role
+    url: str
+    revision: str = ""
+    pod: str = ""
 
 
 @dataclass(eq=False)
@@ -54,17 +68,10 @@ class Endpoint:
 
 @dataclass
 class Pool:
-    """The engines of one role."""
+    """The engines of one role; discovery replaces the list, legs in flight go on."""
 
-    role: Role
     endpoints: list[Endpoint] = field(default_factory=list)
     _turn: int = 0
-
-    def replace(self, urls: Iterable[str]) -> None:
-        """Make `urls` the engines of this role; those that stay keep their state."""
-        kept = {endpoint.url: endpoint for endpoint in self.endpoints}
-        clean = dict.fromkeys(url.rstrip("/") for url in urls)
-        self.endpoints = [kept.get(url) or Endpoint(self.role, url) for url in clean]
 
     def choose(self, now: float, tried: Collection[Endpoint] = ()) -> Endpoint | None:
         """Return the engine for the next leg: untried, not failing, fewest legs in flight, in turn.

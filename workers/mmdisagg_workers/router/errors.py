@@ -7,6 +7,7 @@ RouterError
 ├── UnsupportedEncodingError 415  the body is compressed
 ├── InternalError            500  the router itself failed; its log has the traceback
 ├── EngineRefusedError       4xx  an engine refused; its status and message, never retried
+├── OverloadedError          429  as many requests are in flight as may be
 ├── NotReadyError            503  no complete set of agreeing engines
 └── StageError                    a stage gave no usable answer
     ├── UnreachableError     502  no connection, or it broke before an answer
@@ -55,7 +56,7 @@ class RouterError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Return the extra response headers that this error calls for."""
-        return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
 
 class InvalidRequestError(RouterError):
@@ -118,6 +119,14 @@ class EngineRefusedError(RouterError):
         self.status = status
         self.kind = kind or type(self).kind
         self.code = code if isinstance(code, str) else "engine_refused"
+
+
+class OverloadedError(RouterError):
+    """As many requests are in flight as may be; the body of this one was not read."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class NotReadyError(RouterError):

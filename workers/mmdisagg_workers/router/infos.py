@@ -1,72 +1,61 @@
-"""Whether the engines are ready and belong together.
-
-Each engine tells about itself; requests are served only while all of them agree, because a leg is built
-from these facts: an engine of another revision would be given wrong positions and answer all the same.
-"""
+"""What engines tell about themselves, and what follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import aiohttp
 
 from mmdisagg_workers.contract import (
     CONTRACT_VERSION,
+    INFO_PATH,
     ContractError,
     DecodeForm,
     ModelInfo,
+    Role,
     UnknownFamilyError,
     family,
 )
 
-from .endpoints import Endpoint, Pool
+from .endpoints import Endpoint
 from .errors import NotReadyError
 from .legs import Model
-from .topology import Role, Topology
 
-INFO_PATH: Final = "/mmdisagg/v1/info"
 INFO_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 
 
-def agreed_model(pools: Mapping[Role, Pool], topology: Topology, form: DecodeForm | None) -> Model:
-    """Return the model that all engines agree on.
+def agreed_info(endpoints: Iterable[Endpoint]) -> ModelInfo:
+    """Return the info of engines that must all agree, that of the first.
 
     Raises:
-        NotReadyError: a role has no engine, an info is missing, or two differ; the message says which.
+        NotReadyError: an info is missing, or two differ; the message says which.
     """
-    infos = [_info(endpoint) for role in topology.roles for endpoint in _endpoints(pools, role)]
-    first = infos[0]
-    for other in infos[1:]:
+    first, *others = [_info(endpoint) for endpoint in endpoints]
+    for other in others:
         if difference := first.disagreement(other):
             raise NotReadyError(f"The engines disagree on {difference}.")
-    return _model(first, topology, form)
+    return first
 
 
-def _endpoints(pools: Mapping[Role, Pool], role: Role) -> list[Endpoint]:
-    endpoints = pools[role].endpoints
-    if not endpoints:
-        raise NotReadyError(f"There is no {role} engine.")
-    return endpoints
+def roles_told(role: Role) -> tuple[Role, ...]:
+    """Return what an engine of a role may say that its role is."""
+    return (role, Role.AGGREGATED) if role is Role.DECODE else (role,)
 
 
-def _info(endpoint: Endpoint) -> ModelInfo:
-    if endpoint.info is None:
-        raise NotReadyError(f"The {endpoint.role} engine at {endpoint.url} is not ready: {endpoint.problem}.")
-    expected = (endpoint.role, "aggregated") if endpoint.role is Role.DECODE else (endpoint.role,)
-    if endpoint.info.role not in expected:
-        raise NotReadyError(
-            f"The engine at {endpoint.url} has role {endpoint.info.role}, not {endpoint.role}."
-        )
-    return endpoint.info
+def model_of(info: ModelInfo, form: DecodeForm | None) -> Model:
+    """Return the model that engines with this info serve.
 
+    Args:
+        info: what they agree on.
+        form: how decode is to be told about media; None for the family's default.
 
-def _model(info: ModelInfo, topology: Topology, form: DecodeForm | None) -> Model:
+    Raises:
+        NotReadyError: the router cannot serve such engines; the message says why.
+    """
     if info.contract_version != CONTRACT_VERSION:
         message = f"contract version {info.contract_version}, the router has {CONTRACT_VERSION}"
         raise NotReadyError(f"The engines have {message}.")
-    if info.topology != topology:
-        raise NotReadyError(f"The engines run topology {info.topology}, the router was given {topology}.")
     try:
         entry = family(info.family)
     except UnknownFamilyError as error:
@@ -76,6 +65,16 @@ def _model(info: ModelInfo, topology: Topology, form: DecodeForm | None) -> Mode
         known = ", ".join(entry.decode_forms)
         raise NotReadyError(f"decode contract {chosen}: {entry.name} takes {known}.")
     return Model(entry, info, chosen)
+
+
+def _info(endpoint: Endpoint) -> ModelInfo:
+    if endpoint.info is None:
+        raise NotReadyError(f"The {endpoint.role} engine at {endpoint.url} is not ready: {endpoint.problem}.")
+    if endpoint.info.role not in roles_told(endpoint.role):
+        raise NotReadyError(
+            f"The engine at {endpoint.url} has role {endpoint.info.role}, not {endpoint.role}."
+        )
+    return endpoint.info
 
 
 class InfoReader:

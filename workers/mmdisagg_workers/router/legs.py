@@ -16,6 +16,7 @@ from mmdisagg_workers.contract import (
     Family,
     Medium,
     ModelInfo,
+    Role,
     cache_salt,
     decode_part,
     prefill_part,
@@ -37,7 +38,6 @@ from .body import (
     known,
     present,
 )
-from .topology import Role
 from .validation import ClientMedium
 from .validation import encoded as encoded_json
 

@@ -9,24 +9,32 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
+import aiohttp
 import uvloop
 from aiohttp import web
 
-from mmdisagg_workers.contract import DecodeForm
+from mmdisagg_workers.contract import STAGE_TOKEN, STAGES, DecodeForm, Role, topology_of
 
+from .admission import Admission
+from .api_server import Access, ApiServer
 from .client import EngineClient, open_session
-from .endpoints import Pool
+from .discovery import Discovery
+from .engines import DiscoveredEngines, Engines, GivenEngines
 from .infos import InfoReader
 from .metrics import RouterMetrics
 from .pipeline import Pipeline
 from .readiness import Readiness
 from .request_log import RequestLog
 from .server import Front
-from .settings import STAGE_TOKEN_VARIABLE, Deadlines, Settings, SettingsError, limits_from
-from .topology import Role
+from .settings import (
+    MAX_IN_FLIGHT,
+    Deadlines,
+    Settings,
+    SettingsError,
+    limits_from,
+)
 
 EXIT_BAD_SETTINGS: Final = 42
 AUTO: Final = "Auto"
@@ -34,10 +42,13 @@ AUTO: Final = "Auto"
 _EPILOG: Final = """\
 The roles that are given make the topology: encode, prefill and decode (E/P/D), encode and decode
 (E/PD), prefill and decode (EP/D), decode alone (PD). A role with several engines takes several URLs.
+In a pod, --discover finds the engines of a deployment instead, while they come and go: the newest
+revision with a ready engine for every role of its topology serves.
 
 environment:
   MMDISAGG_STAGE_TOKEN  secret that the engines require; sent with each leg, never logged
-  MMDISAGG_MEDIA        JSON as the engines get it; read here: {"limits": {"images", "videos", "bytes"}}
+  MMDISAGG_MEDIA        JSON as the engines get it; read here:
+                        {"limits": {"images", "videos", "bytes", "pixels"}}
 
 SIGTERM or SIGINT: no new connections, /ready answers 503, requests in flight are finished.
 """
@@ -55,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     cli.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     cli.add_argument("--served-model", required=True, metavar="NAME", help="name that clients ask for")
-    for role in Role:
+    for role in STAGES:
         cli.add_argument(
             f"--{role}",
             nargs="+",
@@ -65,10 +76,20 @@ def parser() -> argparse.ArgumentParser:
             help=f"base URLs of the {role} engines",
         )
     cli.add_argument(
+        "--discover", metavar="NAME", help="deployment whose engines are found by its EndpointSlices"
+    )
+    cli.add_argument(
         "--decode-contract",
         choices=[AUTO, *DecodeForm],
         default=AUTO,
         help="how decode is told about media; Auto is the model family's default",
+    )
+    cli.add_argument(
+        "--max-in-flight",
+        type=_positive,
+        default=MAX_IN_FLIGHT,
+        metavar="N",
+        help="requests served at once; above it clients get 429 (default: %(default)s)",
     )
     _add_seconds(cli, "--request-timeout", defaults.request, "for a request as a whole, its stream included")
     _add_seconds(cli, "--connect-timeout", defaults.connect, "until a connection to an engine stands")
@@ -84,13 +105,17 @@ def settings_from(options: argparse.Namespace, environment: Mapping[str, str]) -
     """Return the settings of a command line.
 
     Raises:
-        SettingsError: the roles make no topology, or the environment is malformed.
+        SettingsError: the roles make no topology, or are both given and discovered, or the environment is
+            malformed.
     """
-    settings = Settings(
+    given = {role: tuple(getattr(options, role)) for role in STAGES}
+    _check_engines(given, options.discover)
+    return Settings(
         model=options.served_model,
-        endpoints={role: tuple(getattr(options, role)) for role in Role},
+        endpoints=given,
+        discover=options.discover,
         decode_form=None if options.decode_contract == AUTO else DecodeForm(options.decode_contract),
-        token=environment.get(STAGE_TOKEN_VARIABLE, ""),
+        token=environment.get(STAGE_TOKEN, ""),
         limits=limits_from(environment),
         deadlines=Deadlines(
             connect=options.connect_timeout,
@@ -98,19 +123,16 @@ def settings_from(options: argparse.Namespace, environment: Mapping[str, str]) -
             idle=options.idle_timeout,
             request=options.request_timeout,
         ),
+        max_in_flight=options.max_in_flight,
     )
-    try:
-        _ = settings.topology
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-    return settings
 
 
-async def serve(settings: Settings, host: str, port: int, drain: float) -> None:
+async def serve(settings: Settings, access: Access | None, host: str, port: int, drain: float) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is in flight.
 
     Args:
         settings: what to serve.
+        access: the API server's, where engines are discovered.
         host: address to listen on.
         port: port to listen on.
         drain: seconds that requests in flight get at shutdown.
@@ -118,33 +140,66 @@ async def serve(settings: Settings, host: str, port: int, drain: float) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with open_session(settings.deadlines, settings.token) as session:
-        front = build_front(settings, EngineClient(session, settings.deadlines), InfoReader(session))
-        watch = asyncio.create_task(front.readiness.watch())
-        runner = front.runner(drain)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
-            await stop.wait()
-        finally:
-            front.readiness.draining = True
-            await runner.cleanup()
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+    async with open_session(settings.deadlines, settings.token) as session, aiohttp.ClientSession() as api:
+        engines, client = engines_of(settings), EngineClient(session, settings.deadlines)
+        front = build_front(settings, engines, client, InfoReader(session))
+        # A task of these that fails ends the process: it would serve from what it knew long ago.
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(front.readiness.watch())]
+            if access is not None and isinstance(engines, DiscoveredEngines):
+                found = discovery(settings, access, api, engines, front)
+                tasks.append(group.create_task(found.run()))
+            try:
+                await _listen(front, host, port, drain, stop)
+            finally:
+                for task in tasks:
+                    task.cancel()
 
 
-def build_front(settings: Settings, client: EngineClient, reader: InfoReader) -> Front:
+async def _listen(front: Front, host: str, port: int, drain: float, stop: asyncio.Event) -> None:
+    runner = front.runner(drain)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+        await stop.wait()
+    finally:
+        front.readiness.draining = True
+        await runner.cleanup()
+
+
+def engines_of(settings: Settings) -> Engines:
+    """Return the engines, none of which has been asked yet."""
+    if settings.discover is not None:
+        return DiscoveredEngines(settings.decode_form)
+    return GivenEngines(settings.endpoints, settings.decode_form)
+
+
+def discovery(
+    settings: Settings,
+    access: Access,
+    session: aiohttp.ClientSession,
+    engines: DiscoveredEngines,
+    front: Front,
+) -> Discovery:
+    """Return what keeps `engines` up to date; the legs' session would show the stage token."""
+    return Discovery(
+        ApiServer(access, session),
+        access.namespace,
+        settings.discover or "",
+        engines,
+        front.readiness.engines_changed,
+    )
+
+
+def build_front(settings: Settings, engines: Engines, client: EngineClient, reader: InfoReader) -> Front:
     """Put the parts together."""
-    topology = settings.topology
-    pools = {role: Pool(role) for role in topology.roles}
-    for role, pool in pools.items():
-        pool.replace(settings.endpoints[role])
+    admission = Admission(settings.max_in_flight)
     return Front(
         settings=settings,
-        pipeline=Pipeline(topology, pools, client, settings.deadlines),
-        readiness=Readiness(topology, pools, settings.decode_form, reader),
-        metrics=RouterMetrics(),
+        pipeline=Pipeline(client, settings.deadlines),
+        readiness=Readiness(engines, reader),
+        admission=admission,
+        metrics=RouterMetrics(admission),
         log=RequestLog(sys.stdout.write),
         created=int(time.time()),
     )
@@ -155,17 +210,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     try:
         settings = settings_from(options, os.environ)
+        access = Access.in_pod(os.environ) if settings.discover else None
     except SettingsError as error:
         print(f"mmdisagg-router: {error}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_SETTINGS) from None
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text stream at start
-    uvloop.run(serve(settings, options.host, options.port, options.drain_timeout))
+    uvloop.run(serve(settings, access, options.host, options.port, options.drain_timeout))
+
+
+def _check_engines(given: Mapping[Role, Sequence[str]], discover: str | None) -> None:
+    named = [role for role, urls in given.items() if urls]
+    if discover is not None:
+        if named:
+            raise SettingsError(f"give --discover or --{named[0]}, not both")
+        return
+    try:
+        topology_of(named)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _add_seconds(cli: argparse.ArgumentParser, name: str, default: float, purpose: str) -> None:
     cli.add_argument(
         name, type=float, default=default, metavar="S", help=f"seconds {purpose} (default: %(default)g)"
     )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {number}; give 1 or more")
+    return number
 
 
 if __name__ == "__main__":

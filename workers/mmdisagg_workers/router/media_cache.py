@@ -49,11 +49,14 @@ class MediaCache:
                 self._known.pop(key, None)
 
 
-def media_key(medium: ClientMedium, body: ChatBody) -> bytes | None:
-    """Return the key of an inline medium with its processor arguments; None for one behind a URL."""
+def media_key(medium: ClientMedium, body: ChatBody, revision: str) -> bytes | None:
+    """Return the key of an inline medium with its processor arguments; None for one behind a URL.
+
+    Another revision's engines may make another embedding of the same picture.
+    """
     if medium.url[:5].lower() != "data:":
         return None
     arguments: dict[str, Any] = present(body, CHAT_MEDIA_FIELDS)
-    digest = hashlib.sha256(encoded(arguments, order="sorted"))
+    digest = hashlib.sha256(encoded([revision, arguments], order="sorted"))
     digest.update(b"\0" + medium.modality.encode() + b"\0" + medium.url.encode("utf-8", "surrogatepass"))
     return digest.digest()

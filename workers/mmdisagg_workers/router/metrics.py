@@ -6,6 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from .admission import Admission
 from .trace import Trace
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -14,7 +15,7 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 class RouterMetrics:
     """What the router counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "mmdisagg_router_requests",
@@ -45,9 +46,16 @@ class RouterMetrics:
             "Legs sent again after a failure before the first token.",
             registry=self._registry,
         )
-        self.in_flight = Gauge(
+        in_flight = Gauge(
             "mmdisagg_router_requests_in_flight", "Requests being served.", registry=self._registry
         )
+        in_flight.set_function(lambda: admission.in_flight)
+        limit = Gauge(
+            "mmdisagg_router_requests_in_flight_limit",
+            "Requests that may be served at once; above it the outcome is overloaded.",
+            registry=self._registry,
+        )
+        limit.set(admission.limit)
 
     def record(self, trace: Trace, outcome: str) -> None:
         """Count a finished request."""

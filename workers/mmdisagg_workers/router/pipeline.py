@@ -9,12 +9,14 @@ An engine's 4xx ends the request at once. So does a prompt that differs between 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
+
+from mmdisagg_workers.contract import Role, Topology
 
 from . import legs
 from .body import Body, ChatBody, CompletionBody, known
@@ -23,13 +25,12 @@ from .conversion import ChatStream, chat_answer
 from .decode_stream import EventStream, Head, Transform, read_head
 from .dispatch import Dispatcher, Tried
 from .encode_stage import EncodeStage
-from .endpoints import Pool
+from .engines import EngineSet
 from .errors import EngineFailedError, StageError, UnreachableError
 from .events import drop_token_ids, drop_transfer_params, without_token_ids, without_transfer_params
 from .legs import EncodedMedia, Leg, Model
 from .replies import check_placeholders, check_same_prompt, prefilled_media, read_reply
 from .settings import Deadlines
-from .topology import Role, Topology
 from .trace import Trace
 from .validation import ClientMedium
 
@@ -41,12 +42,22 @@ class Job:
     Attributes:
         body: the client's body.
         media: its pictures and videos, in order.
-        model: the model as the engines agree on it.
+        engines: the set that serves it, from its first leg to its last.
     """
 
     body: Body
     media: Sequence[ClientMedium]
-    model: Model
+    engines: EngineSet
+
+    @property
+    def model(self) -> Model:
+        """The model as the engines agree on it."""
+        return self.engines.model
+
+    @property
+    def topology(self) -> Topology:
+        """The topology of the engines."""
+        return self.engines.topology
 
 
 @dataclass(frozen=True)
@@ -90,20 +101,17 @@ class _Run:
     job: Job
     trace: Trace
     stack: AsyncExitStack
+    tried: Tried
     encoded_again: bool = False
     decoded_again: bool = False
-    tried: Tried = field(default_factory=Tried)
 
 
 class Pipeline:
-    """Carries requests through the stages of one deployment."""
+    """Carries requests through the stages."""
 
-    def __init__(
-        self, topology: Topology, pools: Mapping[Role, Pool], client: EngineClient, deadlines: Deadlines
-    ) -> None:
-        self._topology = topology
+    def __init__(self, client: EngineClient, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._dispatcher = Dispatcher(pools, client, deadlines)
+        self._dispatcher = Dispatcher(client, deadlines)
         self._encode_stage = EncodeStage(self._dispatcher)
 
     @asynccontextmanager
@@ -116,7 +124,7 @@ class Pipeline:
             RouterError: the first cause of failure; also while the block reads the stream.
         """
         async with AsyncExitStack() as stack:
-            yield await self._open(_Run(job, trace, stack))
+            yield await self._open(_Run(job, trace, stack, Tried(job.engines)))
 
     async def _open(self, run: _Run) -> Answer:
         encoded = await self._encode(run)
@@ -124,40 +132,29 @@ class Pipeline:
             try:
                 return await self._decode(run, await self._prefill(run, encoded))
             except (EngineFailedError, UnreachableError) as error:
-                if self._embedding_may_be_lost(error, encoded) and not run.encoded_again:
+                if _embedding_may_be_lost(run.job, error, encoded) and not run.encoded_again:
                     run.encoded_again = True
                     run.trace.re_encodes += 1
                     encoded = await self._encode(run, again=True)
-                elif self._may_decode_again(error) and not run.decoded_again:
+                elif _may_decode_again(run.job, error) and not run.decoded_again:
                     run.decoded_again = True
                     run.trace.retries += 1
                 else:
                     raise
 
-    def _embedding_may_be_lost(self, error: StageError, encoded: EncodedMedia) -> bool:
-        # vLLM has no status for it: a missing embedding is a 500 like any other.
-        loads = Role.PREFILL if self._topology.hands_over_kv else Role.DECODE
-        return isinstance(error, EngineFailedError) and bool(encoded.transfer) and error.stage == loads
-
-    def _may_decode_again(self, error: StageError) -> bool:
-        # Without a KV handoff an engine that answered 5xx would be given the very same leg.
-        if error.stage != Role.DECODE:
-            return False
-        return self._topology.hands_over_kv or isinstance(error, UnreachableError)
-
     async def _encode(self, run: _Run, *, again: bool = False) -> EncodedMedia:
         job = run.job
-        if not job.media or not self._topology.encodes_apart or not isinstance(job.body, ChatBody):
+        if not job.media or not job.topology.encodes_apart or not isinstance(job.body, ChatBody):
             return EncodedMedia()
-        return await self._encode_stage.encode(job.body, job.media, job.model, run.trace, again=again)
+        return await self._encode_stage.encode(job.body, job.media, job.engines, run.trace, again=again)
 
     async def _prefill(self, run: _Run, encoded: EncodedMedia) -> _Prefilled:
-        if not self._topology.hands_over_kv:
-            return _Prefilled(encoded)
         job = run.job
+        if not job.topology.hands_over_kv:
+            return _Prefilled(encoded)
         with run.trace.timed(Role.PREFILL):
             reply = await self._dispatcher.reply(self._prefill_leg(job, encoded), run.trace, run.tried)
-        if not self._topology.encodes_apart:
+        if not job.topology.encodes_apart:
             encoded = prefilled_media(job.model, job.media, reply)
         check_placeholders(Role.PREFILL, job.model, encoded, reply.prompt)
         if not reply.kv_transfer_params:
@@ -167,7 +164,7 @@ class Pipeline:
     def _prefill_leg(self, job: Job, encoded: EncodedMedia) -> Leg:
         if isinstance(job.body, CompletionBody):
             return legs.completion_prefill_leg(job.body)
-        if not self._topology.encodes_apart:
+        if not job.topology.encodes_apart:
             return legs.prefill_raw_leg(job.body, job.media)
         return legs.prefill_leg(job.body, job.model, encoded)
 
@@ -176,7 +173,7 @@ class Pipeline:
         if isinstance(body, CompletionBody):
             return legs.completion_leg(body, prefilled.kv)
         if prefilled.kv is None or prefilled.prompt is None:
-            if self._topology.encodes_apart:
+            if job.topology.encodes_apart:
                 return legs.generate_leg(body, model, encoded)
             return legs.generate_raw_leg(body, job.media)
         if legs.uses_expanded_prompt(body, model, encoded):
@@ -221,8 +218,21 @@ class Pipeline:
     def _check_prompt(self, job: Job, prefilled: _Prefilled, prompt: list[int] | None) -> None:
         if prefilled.prompt is not None:
             check_same_prompt(prefilled.prompt, prompt)
-        elif self._topology.encodes_apart and isinstance(job.body, ChatBody):
+        elif job.topology.encodes_apart and isinstance(job.body, ChatBody):
             check_placeholders(Role.DECODE, job.model, prefilled.encoded, prompt)
+
+
+def _embedding_may_be_lost(job: Job, error: StageError, encoded: EncodedMedia) -> bool:
+    # vLLM has no status for it: a missing embedding is a 500 like any other.
+    loads = Role.PREFILL if job.topology.hands_over_kv else Role.DECODE
+    return isinstance(error, EngineFailedError) and bool(encoded.transfer) and error.stage == loads
+
+
+def _may_decode_again(job: Job, error: StageError) -> bool:
+    # Without a KV handoff an engine that answered 5xx would be given the very same leg.
+    if error.stage != Role.DECODE:
+        return False
+    return job.topology.hands_over_kv or isinstance(error, UnreachableError)
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -1,73 +1,89 @@
-"""Whether requests can be served now, and for which model: kept up to date by watching the engines."""
+"""Whether requests can be served now, and by which engines: kept up to date by asking the engines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
-from mmdisagg_workers.contract import DecodeForm
-
-from .endpoints import Pool
+from .endpoints import Endpoint
+from .engines import Engines, EngineSet
 from .errors import NotReadyError
-from .infos import InfoReader, agreed_model
-from .legs import Model
-from .topology import Role, Topology
+from .infos import InfoReader
 
 RETRY_SECONDS: Final = 0.5
 REFRESH_SECONDS: Final = 5.0
 
 
 class Readiness:
-    """Asks the engines for their infos, again and again, and says whether they agree."""
+    """Asks the engines for their infos, again and again, and says which of them serve.
 
-    def __init__(
-        self, topology: Topology, pools: Mapping[Role, Pool], form: DecodeForm | None, reader: InfoReader
-    ) -> None:
-        self._topology = topology
-        self._pools = pools
-        self._form = form
+    Attributes:
+        draining: whether the router is shutting down.
+    """
+
+    def __init__(self, engines: Engines, reader: InfoReader) -> None:
+        self._engines = engines
         self._reader = reader
-        self._state: Model | NotReadyError = NotReadyError("The engines have not been asked yet.")
+        self._state: EngineSet | NotReadyError = NotReadyError("The engines have not been asked yet.")
+        self._changed = asyncio.Event()
         self.draining = False
 
-    def model(self) -> Model:
-        """Return the model that all engines agree on.
+    def serving(self) -> EngineSet:
+        """Return the engines that serve a new request.
 
         Raises:
-            NotReadyError: an info is missing, or two differ; the message says which.
+            NotReadyError: there is no complete set; the message says what is missing.
         """
         if isinstance(self._state, NotReadyError):
             raise NotReadyError(self._state.message)
         return self._state
 
-    def check(self) -> Model:
-        """Return the model when new requests should come here.
+    def check(self) -> EngineSet:
+        """Return the engines when new requests should come here.
 
         Raises:
-            NotReadyError: as `model`; or no engine of a role answers now; or the router is shutting down.
+            NotReadyError: as `serving`; or no engine of a role answers now; or the router is shutting down.
         """
-        model = self.model()
+        serving = self.serving()
         if self.draining:
             raise NotReadyError("The router is shutting down.")
-        for role in self._topology.roles:
-            problems = [f"{endpoint.url}: {endpoint.problem}" for endpoint in self._pools[role].endpoints]
-            if all(endpoint.problem for endpoint in self._pools[role].endpoints):
+        for role in serving.topology.roles:
+            endpoints = serving.pools[role].endpoints
+            if all(endpoint.problem for endpoint in endpoints):
+                problems = [f"{endpoint.url}: {endpoint.problem}" for endpoint in endpoints]
                 raise NotReadyError(f"No {role} engine answers ({'; '.join(problems)}).")
-        return model
+        return serving
+
+    def engines_changed(self) -> None:
+        """Take notice, at once, that there are other engines than before."""
+        self._judge()
+        self._changed.set()
 
     async def watch(self) -> None:
-        """Refresh until cancelled, more often while an engine does not answer."""
+        """Refresh until cancelled: on changes, now and then, and more often while an engine is silent."""
         while True:
+            self._changed.clear()
             await self.refresh()
-            missing = any(e.problem for pool in self._pools.values() for e in pool.endpoints)
-            await asyncio.sleep(RETRY_SECONDS if missing else REFRESH_SECONDS)
+            silent = any(endpoint.problem for endpoint in self._engines.endpoints)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS if silent else REFRESH_SECONDS):
+                    await self._changed.wait()
 
     async def refresh(self) -> None:
         """Ask every engine once."""
-        endpoints = [endpoint for pool in self._pools.values() for endpoint in pool.endpoints]
-        await asyncio.gather(*map(self._reader.read, endpoints))
+        await asyncio.gather(*map(self._ask, self._engines.endpoints))
+        self._judge()
+
+    async def _ask(self, endpoint: Endpoint) -> None:
+        known = endpoint.info
+        await self._reader.read(endpoint)
+        if endpoint.info != known:
+            # The others may take as long as they like.
+            self._judge()
+
+    def _judge(self) -> None:
         try:
-            self._state = agreed_model(self._pools, self._topology, self._form)
+            self._state = self._engines.serving()
         except NotReadyError as reason:
             self._state = reason

@@ -1,8 +1,8 @@
 """The HTTP front: reads requests, runs the pipeline, writes answers and streams.
 
 Each request ends in exactly one outcome, which its log line and the metrics name:
-`ok`, `invalid` (the router refused), `refused` (an engine refused), `failed`, `timeout`, `mismatch`,
-`unavailable`, `internal_error` (the router itself failed), `client_gone`.
+`ok`, `overloaded` (not admitted), `invalid` (the router refused), `refused` (an engine refused), `failed`,
+`timeout`, `mismatch`, `unavailable`, `internal_error` (the router itself failed), `client_gone`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,14 +19,17 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from .admission import Admission
 from .body import Body
 from .decode_stream import broken
+from .engines import EngineSet
 from .errors import (
     EngineRefusedError,
     InternalError,
     InvalidRequestError,
     ModelNotFoundError,
     NotReadyError,
+    OverloadedError,
     PromptMismatchError,
     RouterError,
     StageError,
@@ -37,12 +40,12 @@ from .errors import (
 )
 from .events import DONE, END, event_of, is_error
 from .metrics import RouterMetrics
-from .pipeline import FullAnswer, Job, Pipeline, StreamAnswer
+from .pipeline import Answer, FullAnswer, Job, Pipeline, StreamAnswer
 from .readiness import Readiness
 from .request_log import RequestLog
 from .settings import Settings
 from .trace import Trace, accepted_request_id
-from .validation import Rules, check_chat, check_completion, parse_chat, parse_completion
+from .validation import Rules, checked, parse_chat, parse_completion
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ _OUTCOMES: Final[tuple[tuple[type[RouterError], str], ...]] = (
     (TooLargeError, "invalid"),
     (UnsupportedEncodingError, "invalid"),
     (EngineRefusedError, "refused"),
+    (OverloadedError, "overloaded"),
     (NotReadyError, "unavailable"),
     (StageTimeoutError, "timeout"),
     (PromptMismatchError, "mismatch"),
@@ -67,7 +71,7 @@ _OUTCOMES: Final[tuple[tuple[type[RouterError], str], ...]] = (
     (RouterError, "failed"),
 )
 
-Reader = Callable[[bytes, Rules, Trace], Job]
+Parser = Callable[[bytes], Body]
 
 
 class ClientGoneError(Exception):
@@ -81,6 +85,7 @@ class Front:
     settings: Settings
     pipeline: Pipeline
     readiness: Readiness
+    admission: Admission
     metrics: RouterMetrics
     log: RequestLog
     created: int
@@ -113,14 +118,14 @@ class Front:
 
     async def ready(self, _: web.Request) -> web.Response:
         """Answer 200 while requests can be served, else 503 with the reason."""
-        model = self.readiness.check()
+        serving = self.readiness.check()
         facts = {
             "status": "ready",
             "model": self.settings.model,
-            "topology": self.settings.topology,
-            "family": model.family.name,
-            "decode_contract": model.form,
-            "revision": model.info.revision,
+            "topology": serving.topology,
+            "family": serving.model.family.name,
+            "decode_contract": serving.model.form,
+            "revision": serving.model.info.revision,
         }
         return _json(facts)
 
@@ -142,55 +147,44 @@ class Front:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Serve `POST /v1/chat/completions`."""
-        return await self._serve(request, self._read_chat)
+        return await self._serve(request, parse_chat)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Serve `POST /v1/completions`."""
-        return await self._serve(request, self._read_completion)
+        return await self._serve(request, parse_completion)
 
     def _card(self) -> dict[str, object]:
-        model = self.readiness.model()
+        model = self.readiness.serving().model
         card: dict[str, object] = {"id": self.settings.model, "object": "model", "created": self.created}
         return card | {"owned_by": "mmdisagg", "max_model_len": model.info.limits.max_model_len}
 
-    def _read_chat(self, data: bytes, rules: Rules, trace: Trace) -> Job:
-        body = parse_chat(data)
-        _note(body, trace)
-        media = check_chat(body, rules)
-        trace.media = len(media)
-        return Job(body, media, self.readiness.model())
-
-    def _read_completion(self, data: bytes, rules: Rules, trace: Trace) -> Job:
-        body = parse_completion(data)
-        _note(body, trace)
-        check_completion(body, rules)
-        return Job(body, (), self.readiness.model())
-
-    async def _serve(self, request: web.Request, read: Reader) -> web.StreamResponse:
+    async def _serve(self, request: web.Request, parse: Parser) -> web.StreamResponse:
         deadline = asyncio.get_running_loop().time() + self.settings.deadlines.request
         request_id = accepted_request_id(request.headers.get("x-request-id"))
         trace = Trace(request_id, request.path, time.monotonic(), deadline)
         status, outcome, failure = 499, "client_gone", None
-        self.metrics.in_flight.inc()
         try:
-            response, failure = await self._answer(request, read, trace)
+            response, failure = await self._answer(request, parse, trace)
             status, outcome = response.status, _outcome(failure)
             return response
         except ClientGoneError:
             return web.Response(status=status)
         finally:
-            self.metrics.in_flight.dec()
             self.metrics.record(trace, outcome)
             self.log.record(trace, status, outcome, failure)
 
     async def _answer(
-        self, request: web.Request, read: Reader, trace: Trace
+        self, request: web.Request, parse: Parser, trace: Trace
     ) -> tuple[web.StreamResponse, RouterError | None]:
         stream: web.StreamResponse | None = None
         delivered: web.StreamResponse | None = None
         try:
-            job = _read_job(read, await self._body(request), self._rules(), trace)
-            async with self.pipeline.answer(job, trace) as answer:
+            async with AsyncExitStack() as stack:
+                stack.enter_context(self.admission.slot())
+                # Before the body: while nobody can serve it, it need not be read.
+                self.readiness.serving()
+                body = _parsed(parse, await self._body(request), trace)
+                answer = await self._open(stack, body, trace)
                 if isinstance(answer, FullAnswer):
                     return _json(answer.body, trace.headers()), None
                 stream = web.StreamResponse(headers=_STREAM_HEADERS | trace.headers())
@@ -208,9 +202,26 @@ class Front:
             return await _failed(failure, stream, trace), failure
         return stream, None
 
-    def _rules(self) -> Rules:
-        family = self.readiness.model().family
-        return Rules(self.settings.model, self.settings.topology, family, self.settings.limits)
+    async def _open(self, stack: AsyncExitStack, body: Body, trace: Trace) -> Answer:
+        """Begin the answer; a request that outlives its engines starts again, once, with the next."""
+        engines = self.readiness.serving()
+        try:
+            return await stack.enter_async_context(
+                self.pipeline.answer(self._job(body, engines, trace), trace)
+            )
+        except (NotReadyError, UnreachableError):
+            newer = self.readiness.serving()
+            if newer is engines:
+                raise
+        trace.retries += 1
+        return await stack.enter_async_context(self.pipeline.answer(self._job(body, newer, trace), trace))
+
+    def _job(self, body: Body, engines: EngineSet, trace: Trace) -> Job:
+        rules = Rules(self.settings.model, engines.topology, engines.model.family, self.settings.limits)
+        with _unreadable():
+            media = checked(body, rules)
+        trace.media = len(media)
+        return Job(body, media, engines)
 
     async def _body(self, request: web.Request) -> bytes:
         # Of several such headers aiohttp obeys the last.
@@ -228,9 +239,17 @@ class Front:
             raise InvalidRequestError("The body did not arrive in time.", None, "body_timeout") from None
 
 
-def _read_job(read: Reader, data: bytes, rules: Rules, trace: Trace) -> Job:
+def _parsed(parse: Parser, data: bytes, trace: Trace) -> Body:
+    with _unreadable():
+        body = parse(data)
+    trace.model, trace.stream = body.model, body.streams
+    return body
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
     try:
-        return read(data, rules, trace)
+        yield
     except (RecursionError, OverflowError) as error:
         raise InvalidRequestError(f"The body cannot be read: {error}", None, "invalid_json") from None
 
@@ -294,11 +313,6 @@ async def _write(stream: web.StreamResponse, data: bytes) -> None:
         await stream.write(data)
     except ConnectionError:
         raise ClientGoneError from None
-
-
-def _note(body: Body, trace: Trace) -> None:
-    trace.model = body.model
-    trace.stream = body.streams
 
 
 def _outcome(error: RouterError | None) -> str:

@@ -1,51 +1,25 @@
 """What the router is told at start: command line and environment, read once.
 
-Environment: `MMDISAGG_STAGE_TOKEN` (the deployment's secret, sent with each leg) and `MMDISAGG_MEDIA`
-(JSON with `limits`, the same that the engines get).
+Environment: the stage token, sent with each leg, and of the media policy, which engines get too, the limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from mmdisagg_workers.contract import DecodeForm
+from mmdisagg_workers.contract import MEDIA, DecodeForm, MediaLimits, Role
 
-from .topology import Role, Topology, topology_of
-
-STAGE_TOKEN_VARIABLE: Final = "MMDISAGG_STAGE_TOKEN"  # noqa: S105  # a name, no secret
-MEDIA_VARIABLE: Final = "MMDISAGG_MEDIA"
-TEXT_BYTES: Final = 4 * 1024 * 1024
-"""Room for everything in a body that is no medium."""
+MAX_IN_FLIGHT: Final = 512
+"""Requests served at once where nothing else is said: two engines of vLLM's default batch (256) full."""
 
 
 class SettingsError(ValueError):
     """The router cannot start with these settings; the message says which and why."""
-
-
-class MediaLimits(Struct, frozen=True):
-    """What one request may carry.
-
-    Attributes:
-        images: pictures per request.
-        videos: videos per request.
-        bytes: bytes per medium.
-        pixels: pixels per picture or frame, also after a client's processor arguments.
-    """
-
-    images: Annotated[int, Meta(ge=0)] = 8
-    videos: Annotated[int, Meta(ge=0)] = 1
-    bytes: Annotated[int, Meta(ge=1)] = 20 * 1024 * 1024
-    pixels: Annotated[int, Meta(ge=1)] = 40_000_000
-
-    @property
-    def body_bytes(self) -> int:
-        """The largest body that keeps the limits: every medium inline in base64, and text."""
-        return (self.images + self.videos) * (self.bytes * 4 // 3 + 1024) + TEXT_BYTES
 
 
 class _Media(Struct):
@@ -75,24 +49,23 @@ class Settings:
 
     Attributes:
         model: name under which clients ask for the model.
-        endpoints: base URLs per role.
+        endpoints: base URLs per role; none where the engines are discovered.
+        discover: the deployment whose engines are discovered in the cluster, or None.
         decode_form: the form chosen by the resource, or None for the family's default.
         token: the stage token, or "" when the engines check none.
         limits: media limits.
         deadlines: how long to wait.
+        max_in_flight: requests served at once.
     """
 
     model: str
     endpoints: Mapping[Role, tuple[str, ...]]
+    discover: str | None = None
     decode_form: DecodeForm | None = None
     token: str = field(default="", repr=False)
     limits: MediaLimits = field(default_factory=MediaLimits)
     deadlines: Deadlines = Deadlines()
-
-    @property
-    def topology(self) -> Topology:
-        """The topology that the given roles make."""
-        return topology_of([role for role, urls in self.endpoints.items() if urls])
+    max_in_flight: int = MAX_IN_FLIGHT
 
 
 def limits_from(environment: Mapping[str, str]) -> MediaLimits:
@@ -101,8 +74,8 @@ def limits_from(environment: Mapping[str, str]) -> MediaLimits:
     Raises:
         SettingsError: the variable is no JSON of the expected shape.
     """
-    text = environment.get(MEDIA_VARIABLE) or "{}"
+    text = environment.get(MEDIA) or "{}"
     try:
         return msgspec.json.decode(text, type=_Media).limits
     except msgspec.DecodeError as error:
-        raise SettingsError(f"{MEDIA_VARIABLE}: {error}") from None
+        raise SettingsError(f"{MEDIA}: {error}") from None

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 
-from mmdisagg_workers.contract import Family, Modality
+from mmdisagg_workers.contract import TEXT_BYTES, Family, MediaLimits, Modality, Topology
 
 from .body import (
     CHAT_MEDIA_FIELDS,
@@ -35,8 +35,6 @@ from .body import (
     read_completion,
 )
 from .errors import InvalidRequestError, ModelNotFoundError, TooLargeError
-from .settings import TEXT_BYTES, MediaLimits
-from .topology import Topology
 
 SCHEMES: Final = ("data:", "http:", "https:")
 MAX_PARTS: Final = 10_000
@@ -134,6 +132,19 @@ def encoded(value: Any, order: Literal["deterministic", "sorted"] | None = None)
         return msgspec.json.encode(value, order=order)
     except RecursionError as error:
         raise _readable(error) from None
+
+
+def checked(body: Body, rules: Rules) -> Sequence[ClientMedium]:
+    """Check a body of either kind, and return its media in their order.
+
+    Raises:
+        ModelNotFoundError: another model's name.
+        InvalidRequestError: any other rule is broken.
+    """
+    if isinstance(body, ChatBody):
+        return check_chat(body, rules)
+    check_completion(body, rules)
+    return ()
 
 
 def check_chat(body: ChatBody, rules: Rules) -> list[ClientMedium]:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from deadlines import DEADLINES
+from fake_api_server import NAMESPACE, FakeApiServer, endpoint, manifest
 from scripted_engines import MODEL, TOKEN, ScriptedEngine, World
+from waiting import eventually
 
-from mmdisagg_workers.contract import DecodeForm
+from mmdisagg_workers.contract import DecodeForm, MediaLimits, Role, Topology
+from mmdisagg_workers.router.api_server import Access
 from mmdisagg_workers.router.client import EngineClient, open_session
+from mmdisagg_workers.router.engines import DiscoveredEngines, Engines
+from mmdisagg_workers.router.errors import NotReadyError
 from mmdisagg_workers.router.infos import InfoReader
-from mmdisagg_workers.router.main import build_front
+from mmdisagg_workers.router.main import build_front, discovery, engines_of
 from mmdisagg_workers.router.request_log import RequestLog
 from mmdisagg_workers.router.server import Front
-from mmdisagg_workers.router.settings import MediaLimits, Settings
-from mmdisagg_workers.router.topology import Role, Topology
+from mmdisagg_workers.router.settings import Settings
 
 
 @dataclass
@@ -101,13 +107,39 @@ class Deployment:
         return 0.0
 
 
+Stops = list[Callable[[], Awaitable[None]]]
 Deploy = Callable[..., Awaitable[Deployment]]
 
 
+async def serve(settings: Settings, deployment: Deployment, stops: Stops) -> Engines:
+    """Put a router in front of the deployment's engines."""
+    engines = engines_of(settings)
+    session = open_session(settings.deadlines, settings.token)
+    client = EngineClient(session, settings.deadlines)
+    front = build_front(settings, engines, client, InfoReader(session))
+    front = replace(front, log=RequestLog(lambda line: deployment.log.append(json.loads(line))))
+    runner = front.runner(drain=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    deployment.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    deployment.front = front
+    deployment.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=8))
+    stops.extend([deployment.http.close, session.close, runner.cleanup])
+    return engines
+
+
 @pytest.fixture
-async def deploy() -> AsyncIterator[Deploy]:
+async def stops() -> AsyncIterator[Stops]:
+    """What to stop after a test, the latest first."""
+    started: Stops = []
+    yield started
+    for stop in reversed(started):
+        await stop()
+
+
+@pytest.fixture
+async def deploy(stops: Stops) -> Deploy:
     """Start a deployment: `await deploy("E/P/D", family="LLaVA", decode=2)`."""
-    started: list[Callable[[], Awaitable[None]]] = []
 
     async def start(
         topology: str = "E/P/D",
@@ -117,6 +149,7 @@ async def deploy() -> AsyncIterator[Deploy]:
         limits: MediaLimits | None = None,
         deadlines: dict[str, float] | None = None,
         ready: bool = True,
+        max_in_flight: int = 512,
         **counts: int,
     ) -> Deployment:
         world = World()
@@ -127,7 +160,7 @@ async def deploy() -> AsyncIterator[Deploy]:
         }
         for engine in (e for group in engines.values() for e in group):
             await engine.start()
-            started.append(engine.stop)
+            stops.append(engine.stop)
         settings = Settings(
             model=MODEL,
             endpoints={Role(role): tuple(e.url for e in group) for role, group in engines.items()},
@@ -135,23 +168,107 @@ async def deploy() -> AsyncIterator[Deploy]:
             token=TOKEN,
             limits=limits or MediaLimits(images=8, videos=1, bytes=100_000),
             deadlines=replace(DEADLINES, **(deadlines or {})),
+            max_in_flight=max_in_flight,
         )
         deployment = Deployment(world, engines, "")
-        session = open_session(settings.deadlines, settings.token)
-        client = EngineClient(session, settings.deadlines)
-        front = build_front(settings, client, InfoReader(session))
-        front = replace(front, log=RequestLog(lambda line: deployment.log.append(json.loads(line))))
-        runner = front.runner(drain=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        deployment.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        deployment.front = front
-        deployment.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=8))
+        await serve(settings, deployment, stops)
         if ready:
-            await front.readiness.refresh()
-        started.extend([deployment.http.close, session.close, runner.cleanup])
+            await deployment.front.readiness.refresh()
         return deployment
 
-    yield start
-    for stop in reversed(started):
-        await stop()
+    return start
+
+
+class Cluster(Deployment):
+    """A router that discovers scripted engines through an API server; each engine has a slice of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(World(), {}, "")
+        self.api = FakeApiServer()
+        self.stops: Stops = []
+        self.born: dict[str, str] = {}
+
+    async def pod(self, role: str, topology: str = "E/P/D", revision: str = "r1") -> ScriptedEngine:
+        """Start an engine that no slice names yet."""
+        engine = ScriptedEngine(self.world, role, topology)
+        engine.info = replace(engine.info, revision=revision)
+        await engine.start()
+        self.stops.append(engine.stop)
+        return engine
+
+    async def publish(self, engine: ScriptedEngine, *, label: str | None = None, **conditions: bool) -> None:
+        """Say in a slice how an engine is: ready, if nothing else is said."""
+        host, port = engine.url.removeprefix("http://").split(":")
+        revision = label or engine.info.revision
+        made = self.born.setdefault(revision, f"2026-01-{len(self.born) + 1:02}T00:00:00Z")
+        entry = endpoint(host, f"pod-{port}", **conditions)
+        await self.api.put(
+            manifest(f"{engine.role}-{port}", engine.role, revision, entry, port=int(port), made=made)
+        )
+
+    async def leave(self, engine: ScriptedEngine) -> None:
+        """Say that an engine's pod terminates."""
+        await self.publish(engine, ready=False, serving=True, terminating=True)
+
+    async def revision(
+        self, topology: str = "E/P/D", revision: str = "r1", **counts: int
+    ) -> dict[str, list[ScriptedEngine]]:
+        """Start and publish a ready engine, or several, for each role of a topology."""
+        pods: dict[str, list[ScriptedEngine]] = {}
+        for role in Topology(topology).roles:
+            pods[role] = [await self.pod(role, topology, revision) for _ in range(counts.get(role, 1))]
+            for engine in pods[role]:
+                await self.publish(engine)
+        return pods
+
+    async def served(self, topology: str = "E/P/D", revision: str = "r1") -> None:
+        """Wait until the router serves this."""
+
+        def serves() -> bool:
+            try:
+                serving = self.front.readiness.serving()
+            except NotReadyError:
+                return False
+            return (serving.topology, serving.model.info.revision) == (topology, revision)
+
+        await eventually(serves)
+
+    async def unserved(self, *words: str) -> None:
+        """Wait until the router serves nothing, for a reason that names these words."""
+
+        def idle() -> bool:
+            try:
+                self.front.readiness.serving()
+            except NotReadyError as reason:
+                return all(word in reason.message for word in words)
+            return False
+
+        await eventually(idle)
+
+
+@pytest.fixture
+async def cluster(stops: Stops, tmp_path: Path) -> Cluster:
+    """A cluster without engines, and a router that watches it."""
+    made = Cluster()
+    made.stops = stops
+    await made.api.start()
+    stops.append(made.api.stop)
+    (tmp_path / "token").write_text(made.api.token)
+    (tmp_path / "namespace").write_text(NAMESPACE)
+    settings = Settings(MODEL, {}, discover="demo", token=TOKEN, deadlines=DEADLINES)
+    engines = await serve(settings, made, stops)
+    assert isinstance(engines, DiscoveredEngines)
+    session = aiohttp.ClientSession()
+    found = discovery(settings, Access(made.api.url, tmp_path, None), session, engines, made.front)
+    tasks = [asyncio.create_task(work) for work in (found.run(), made.front.readiness.watch())]
+
+    async def end() -> None:
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await session.close()
+
+    stops.append(end)
+    await eventually(lambda: made.api.watching)
+    return made

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from mmdisagg_workers.router.endpoints import COOLDOWN_SECONDS, Pool
-from mmdisagg_workers.router.topology import Role
+from mmdisagg_workers.contract import Role
+from mmdisagg_workers.router.endpoints import COOLDOWN_SECONDS, Endpoint, Pool
 
 
 def pool(*urls: str) -> Pool:
-    made = Pool(Role.DECODE)
-    made.replace(urls)
-    return made
+    return Pool([Endpoint(Role.DECODE, url) for url in urls])
 
 
 def test_engines_take_turns():
@@ -45,13 +43,3 @@ def test_an_engine_that_was_tried_is_chosen_only_when_there_is_no_other():
 
 def test_no_engine():
     assert pool().choose(0) is None
-
-
-def test_engines_that_stay_keep_their_state_when_the_set_changes():
-    two = pool("http://a/", "http://b")
-    kept = two.endpoints[1]
-
-    two.replace(["http://b", "http://c", "http://c/"])
-
-    assert [endpoint.url for endpoint in two.endpoints] == ["http://b", "http://c"]
-    assert two.endpoints[0] is kept

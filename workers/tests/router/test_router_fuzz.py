@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engines import MODEL, identity_of, model_info, picture, video
 
-from mmdisagg_workers.contract import FAMILIES, DecodeForm, Medium
+from mmdisagg_workers.contract import FAMILIES, DecodeForm, MediaLimits, Medium, Topology
 from mmdisagg_workers.router import legs
 from mmdisagg_workers.router.body import ChatBody, CompletionBody
 from mmdisagg_workers.router.errors import RouterError
 from mmdisagg_workers.router.legs import EncodedMedia, EncodedMedium, Model
-from mmdisagg_workers.router.settings import MediaLimits
-from mmdisagg_workers.router.topology import Topology
 from mmdisagg_workers.router.validation import (
     Rules,
     check_chat,

@@ -12,12 +12,11 @@ import pytest
 from aiohttp import web
 from scripted_engines import MODEL, chat, image_part, picture, says, text_part
 
+from mmdisagg_workers.contract import TEXT_BYTES, MediaLimits
 from mmdisagg_workers.router.body import read_chat
 from mmdisagg_workers.router.errors import InvalidRequestError
 from mmdisagg_workers.router.legs import generate_raw_leg
 from mmdisagg_workers.router.media_cache import media_key
-from mmdisagg_workers.router.server import Front
-from mmdisagg_workers.router.settings import TEXT_BYTES, MediaLimits
 from mmdisagg_workers.router.validation import MAX_PARTS, ClientMedium
 
 PAD = "\\u003c|image_pad|\\u003e"
@@ -68,7 +67,7 @@ async def test_an_unforeseen_failure_is_an_openai_error_and_its_own_outcome(depl
     def broken(*_: object) -> None:
         raise KeyError("unforeseen")
 
-    monkeypatch.setattr(Front, "_read_chat", broken)
+    monkeypatch.setattr("mmdisagg_workers.router.server.checked", broken)
     reply = await deployment.post(chat("hello"))
     assert reply.status == 500
     assert reply.error["code"] == "internal_error"
@@ -170,7 +169,7 @@ def test_fields_nested_deeper_than_they_can_be_written_are_the_clients_fault(fie
     setattr(body, field, deep)
     build = {
         "tools": lambda: generate_raw_leg(body, []),
-        "mm_processor_kwargs": lambda: media_key(ClientMedium("image", picture("a")), body),
+        "mm_processor_kwargs": lambda: media_key(ClientMedium("image", picture("a")), body, "r1"),
     }
     with pytest.raises(InvalidRequestError, match="too deep"):
         build[field]()

@@ -14,9 +14,10 @@ import pytest
 from scripted_engines import TOKEN, ScriptedEngine, World, chat
 from waiting import eventually
 
-from mmdisagg_workers.router.main import EXIT_BAD_SETTINGS, main, parser, settings_from
-from mmdisagg_workers.router.settings import SettingsError
-from mmdisagg_workers.router.topology import Topology
+from mmdisagg_workers.contract import Topology
+from mmdisagg_workers.router.engines import DiscoveredEngines
+from mmdisagg_workers.router.main import EXIT_BAD_SETTINGS, engines_of, main, parser, settings_from
+from mmdisagg_workers.router.settings import MAX_IN_FLIGHT, SettingsError
 
 MEDIA = json.dumps({"allowedHosts": ["x"], "limits": {"images": 2, "videos": 0, "bytes": 99, "pixels": 5}})
 
@@ -35,13 +36,30 @@ def settings(*arguments: str, **environment: str):
     ],
 )
 def test_the_roles_that_are_given_make_the_topology(arguments, topology):
-    assert settings(*arguments).topology is topology
+    given = engines_of(settings(*arguments)).endpoints
+    assert [endpoint.role for endpoint in given] == list(topology.roles)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--encode", "http://e"), ("--prefill", "http://p")])
 def test_without_decode_there_is_no_topology(arguments):
     with pytest.raises(SettingsError, match="decode is needed"):
         settings(*arguments)
+
+
+def test_engines_are_given_or_discovered_never_both():
+    assert isinstance(engines_of(settings("--discover", "demo")), DiscoveredEngines)
+    with pytest.raises(SettingsError, match="not both"):
+        settings("--discover", "demo", "--decode", "http://d")
+
+
+def test_outside_of_a_pod_nothing_can_be_discovered(monkeypatch, capsys):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    with pytest.raises(SystemExit) as caught:
+        main(["--served-model", "m", "--discover", "demo"])
+
+    assert caught.value.code == EXIT_BAD_SETTINGS
+    assert "KUBERNETES_SERVICE_HOST" in capsys.readouterr().err
 
 
 def test_urls_of_a_role_may_stand_together_or_apart():
@@ -58,6 +76,18 @@ def test_environment_and_timeouts():
     assert (made.limits.images, made.limits.videos, made.limits.bytes) == (2, 0, 99)
     assert made.token == TOKEN
     assert made.deadlines.request == 60
+
+
+def test_the_limit_of_requests_in_flight():
+    assert settings("--decode", "http://d").max_in_flight == MAX_IN_FLIGHT
+    assert settings("--decode", "http://d", "--max-in-flight", "7").max_in_flight == 7
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+def test_a_limit_that_admits_nobody_stops_the_start(number, capsys):
+    with pytest.raises(SystemExit):
+        settings("--decode", "http://d", "--max-in-flight", number)
+    assert "--max-in-flight" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("media", ["{", "[]", '{"limits": {"images": -1}}', '{"limits": {"bytes": "20Mi"}}'])
@@ -77,7 +107,7 @@ def test_help_explains_topologies_and_environment(capsys):
 
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for word in ("E/PD", "MMDISAGG_STAGE_TOKEN", "MMDISAGG_MEDIA", "--decode-contract", "SIGTERM"):
+    for word in ("E/PD", "MMDISAGG_STAGE_TOKEN", "MMDISAGG_MEDIA", "pixels", "--discover", "SIGTERM"):
         assert word in text
 
 

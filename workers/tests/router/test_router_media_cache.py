@@ -21,7 +21,7 @@ def encoded(name: str) -> EncodedMedium:
 
 
 def key(url: str, **fields) -> bytes | None:
-    return media_key(ClientMedium("image", url), body(**fields))
+    return media_key(ClientMedium("image", url), body(**fields), "r1")
 
 
 def test_only_inline_media_have_a_key():
@@ -30,7 +30,7 @@ def test_only_inline_media_have_a_key():
 
 
 def test_a_key_depends_on_content_modality_and_processor_arguments():
-    clip = media_key(ClientMedium("video", picture("a")), body())
+    clip = media_key(ClientMedium("video", picture("a")), body(), "r1")
     keys = {
         key(picture("a")),
         key(picture("b")),

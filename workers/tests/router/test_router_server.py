@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from scripted_engines import MODEL, chat, fails, image_part, picture
 
-from mmdisagg_workers.contract import DecodeForm, Geometry
-from mmdisagg_workers.router.settings import MediaLimits
+from mmdisagg_workers.contract import DecodeForm, Geometry, MediaLimits
 
 RED = picture("red")
 

@@ -8,10 +8,8 @@ import json
 import pytest
 from scripted_engines import MODEL, chat, image_part, picture, text_part, video, video_part
 
-from mmdisagg_workers.contract import FAMILIES
+from mmdisagg_workers.contract import FAMILIES, MediaLimits, Topology
 from mmdisagg_workers.router.errors import InvalidRequestError, ModelNotFoundError
-from mmdisagg_workers.router.settings import MediaLimits
-from mmdisagg_workers.router.topology import Topology
 from mmdisagg_workers.router.validation import (
     Rules,
     check_chat,

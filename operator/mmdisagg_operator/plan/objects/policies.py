@@ -4,6 +4,7 @@
 |----------------------------|-----------------------------------------------------------------------|
 | router, HTTP               | everyone                                                              |
 | engines, HTTP              | the router                                                            |
+| encode, embeddings         | prefill, or decode in E/PD; with handoff Tcp                          |
 | prefill and decode, others | prefill and decode: NIXL's handshake, and the ports UCX chooses       |
 
 The kubelet's probes come from the node, which network plugins let through. Policies add up: one of the
@@ -14,7 +15,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from mmdisagg_operator.api import MultimodalDisaggDeployment, Role, Topology
-from mmdisagg_operator.plan.site import HTTP_PORT
+from mmdisagg_operator.plan.handoff import fetches_embeddings, serves_embeddings
+from mmdisagg_operator.plan.site import EMBEDDING_PORT, HTTP_PORT
 
 from .identity import DEPLOYMENT_LABEL, ROLE_LABEL, Manifest, child, child_name, selector
 
@@ -43,6 +45,10 @@ def _ingress(deployment: MultimodalDisaggDeployment, role: Role) -> Iterator[Man
         yield {"ports": http}
         return
     yield {"from": [{"podSelector": {"matchLabels": selector(deployment, Role.ROUTER)}}], "ports": http}
+    if serves_embeddings(deployment.spec, role):
+        consumers = [r for r in Role if fetches_embeddings(deployment.spec, r)]
+        peers = [{"podSelector": {"matchLabels": selector(deployment, consumer)}} for consumer in consumers]
+        yield {"from": peers, "ports": [{"protocol": "TCP", "port": EMBEDDING_PORT}]}
     if role in _KV_ROLES and deployment.spec.topology in _KV_TOPOLOGIES:
         yield {"from": [_kv_peers(deployment)], "ports": list(_ALL_BUT_HTTP)}
 

@@ -5,7 +5,7 @@
 | `/dev/shm`    | engines           | memory; tensor parallelism and NIXL need far more than 64 MiB       |
 | `/cache`      | engines           | the home directory: downloaded weights, compiled kernels            |
 | `/tmp`        | all               | sockets and scratch files                                           |
-| `/embeddings` | encode, consumer  | the volume that embeddings travel through; only encode writes       |
+| `/embeddings` | encode, consumer  | the volume of SharedVolume; only encode writes                       |
 | the model     | engines           | weights of a model with source Path, read-only                      |
 
 A mount of the user's own at `/cache` or `/tmp` takes the place of the plan's.
@@ -75,7 +75,7 @@ def _planned(deployment: MultimodalDisaggDeployment, role: Role, site: ClusterSi
         yield Mounted("mmdisagg-shm", {"emptyDir": memory}, _SHARED_MEMORY)
         yield Mounted("mmdisagg-cache", {"emptyDir": {}}, CACHE_MOUNT)
     yield Mounted("mmdisagg-tmp", {"emptyDir": {}}, _SCRATCH)
-    if shares_embeddings(spec.topology, role):
+    if shares_embeddings(spec, role):
         claim = {"persistentVolumeClaim": {"claimName": claim_name(deployment)}}
         yield Mounted("mmdisagg-embeddings", claim, EMBEDDING_MOUNT, read_only=role is not Role.ENCODE)
     if engine is not None and spec.model.volume is not None:
@@ -104,7 +104,9 @@ def embedding_claim(deployment: MultimodalDisaggDeployment) -> Manifest | None:
     """Return the claim to make, or None where nothing is shared or the user has a claim."""
     spec = deployment.spec
     shared = spec.handoff.shared_volume
-    if spec.encode is None or (shared is not None and shared.persistent_volume_claim is not None):
+    if not shares_embeddings(spec, Role.ENCODE) or (
+        shared is not None and shared.persistent_volume_claim is not None
+    ):
         return None
     storage_class = shared.storage_class_name if shared else None
     capacity = (shared.capacity if shared else None) or DEFAULT_CAPACITY

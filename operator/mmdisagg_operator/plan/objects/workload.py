@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mmdisagg_operator.api import ModelSource, MultimodalDisaggDeployment, PodFields, Role, RolloutStrategy
+from mmdisagg_operator.plan.handoff import serves_embeddings
 from mmdisagg_operator.plan.launch import FieldReference, Launch, Reference
 from mmdisagg_operator.plan.revision import revision
-from mmdisagg_operator.plan.site import HTTP_PORT, SIDE_CHANNEL_PORT, ClusterSite
+from mmdisagg_operator.plan.site import EMBEDDING_PORT, HTTP_PORT, SIDE_CHANNEL_PORT, ClusterSite
 
 from .access import service_account
 from .identity import REVISION_LABEL, Manifest, child, child_name, labels, selector
@@ -130,7 +131,7 @@ def _container(
         "command": [launch.program],
         "args": list(launch.args),
         "env": _environment(deployment, launch, engine=engine),
-        "ports": _ports(engine=engine),
+        "ports": _ports(deployment, role),
         **_resources(fields),
         **probes(role),
         "lifecycle": drain_hook(),
@@ -158,8 +159,12 @@ def _source(reference: Reference) -> Manifest:
     return {"secretKeyRef": {"name": reference.name, "key": reference.key}}
 
 
-def _ports(*, engine: bool) -> list[Manifest]:
-    ports = [("http", HTTP_PORT), *([("handshake", SIDE_CHANNEL_PORT)] if engine else [])]
+def _ports(deployment: MultimodalDisaggDeployment, role: Role) -> list[Manifest]:
+    ports = [("http", HTTP_PORT)]
+    if role is not Role.ROUTER:
+        ports.append(("handshake", SIDE_CHANNEL_PORT))
+    if serves_embeddings(deployment.spec, role):
+        ports.append(("embeddings", EMBEDDING_PORT))
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports]
 
 
