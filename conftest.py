@@ -20,7 +20,9 @@ settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-TIERS = {"local": "local", "api": "API server", "charts": "charts", "cluster": "cluster"}
+SETUP_SECONDS = (".setup-seconds", ".programs-seconds")
+"""Written by the Makefile: how long the environment and the compiled programs took when they were made."""
+TIERS = {"local": "local", "api": "API server", "charts": "API server", "cluster": "cluster"}
 
 
 def tier(path: Path) -> str:
@@ -39,8 +41,8 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 def pytest_terminal_summary(terminalreporter):
-    setup = ROOT / ".venv/.setup-seconds"
-    tiers = {"setup": float(setup.read_text())} if setup.exists() else {}
+    found = [file for name in SETUP_SECONDS if (file := ROOT / ".venv" / name).exists()]
+    tiers = {"setup": sum(float(file.read_text()) for file in found)} if found else {}
     terminalreporter.section("time per tier")
     for tier, seconds in {**tiers, **_seconds}.items():
         terminalreporter.write_line(f"{tier:>15}  {int(seconds // 60):3d} min {seconds % 60:4.1f} s")

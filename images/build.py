@@ -9,6 +9,7 @@ it also holds the wheels of all dependencies.
 """
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -29,13 +30,14 @@ MOUNTED_ENGINE: Final = f"{LOCAL}/mmdisagg-mounted-engine:1"
 class Builder(Protocol):
     """What makes an image of a Dockerfile."""
 
-    def build(self, name: str, dockerfile: str, base: str | None) -> None:
+    def build(self, name: str, dockerfile: str, arguments: Mapping[str, str]) -> None:
         """Build an image.
 
         Args:
             name: its full name.
             dockerfile: the Dockerfile's name in this folder, without its ending.
-            base: what to build on, instead of what the Dockerfile or the builder says.
+            arguments: build arguments; `BASE_IMAGE` is what to build on, instead of what the Dockerfile or
+                the builder says.
         """
 
 
@@ -49,9 +51,9 @@ class Docker:
 
     tool: str = "docker"
 
-    def build(self, name: str, dockerfile: str, base: str | None) -> None:
+    def build(self, name: str, dockerfile: str, arguments: Mapping[str, str]) -> None:
         """Build an image; see `Builder`."""
-        chosen = ("--build-arg", f"BASE_IMAGE={base}") if base else ()
+        chosen = [word for pair in _pairs(arguments) for word in ("--build-arg", pair)]
         _run(self.tool, "build", "--file", _file(dockerfile), *chosen, "--tag", name, CONTEXT)
 
     def push(self, name: str) -> None:
@@ -62,10 +64,10 @@ class Docker:
 class Testbed:
     """The test bed's builder: on its own base image, from the wheels in the context alone."""
 
-    def build(self, name: str, dockerfile: str, base: str | None) -> None:
+    def build(self, name: str, dockerfile: str, arguments: Mapping[str, str]) -> None:
         """Build an image and load it on the nodes; see `Builder`."""
-        arguments = ("PIP_NO_INDEX=1", *([f"BASE_IMAGE={base}"] if base else []))
-        words = ("build", name, CONTEXT, *arguments, "--file", _file(dockerfile))
+        given = _pairs({"PIP_NO_INDEX": "1", **arguments})
+        words = ("build", name, CONTEXT, *given, "--file", _file(dockerfile))
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "e2e")}
         _run("/usr/bin/python3", "-m", "testbed", *words, environment=environment)
 
@@ -147,11 +149,28 @@ def build_images(builder: Builder, names: Mapping[str, str], *, mounted_engine: 
         mounted_engine: whether the worker's engine comes by a volume (mounted-engine.Dockerfile).
     """
     for image, name in names.items():
-        base = None
+        arguments = {"CONTENT": content_digest(CONTEXT, image)}
         if image == "worker" and mounted_engine:
-            builder.build(MOUNTED_ENGINE, "mounted-engine", None)
-            base = MOUNTED_ENGINE
-        builder.build(name, image, base)
+            builder.build(MOUNTED_ENGINE, "mounted-engine", {})
+            arguments["BASE_IMAGE"] = MOUNTED_ENGINE
+        builder.build(name, image, arguments)
+
+
+def content_digest(context: Path, image: str) -> str:
+    """Return the hash of what an image takes from the context.
+
+    A Dockerfile's RUN sees the context by a mount. Buildah and podman do not look into mounts when they judge
+    whether a layer of an earlier build still holds; they do look at build arguments.
+    """
+    digest = hashlib.sha256()
+    (wheel,) = (context / "wheels").glob("mmdisagg-*.whl")
+    for file in (wheel, context / f"requirements/{image}.txt"):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _pairs(arguments: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in arguments.items()]
 
 
 def _file(name: str) -> Path:

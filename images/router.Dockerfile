@@ -3,6 +3,8 @@ ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE}
 # 1: install from wheels/ alone.
 ARG PIP_NO_INDEX=
+# Hash of what is taken from the context: not every builder looks into mounts for changes.
+ARG CONTENT=
 ARG PIP_BREAK_SYSTEM_PACKAGES=1
 RUN --mount=type=bind,target=/context \
     python3 -m pip install --no-cache-dir --no-deps --require-hashes --find-links /context/wheels \

@@ -3,6 +3,8 @@ ARG BASE_IMAGE=vllm/vllm-openai:v0.32.0
 FROM ${BASE_IMAGE}
 # 1: install from wheels/ alone.
 ARG PIP_NO_INDEX=
+# Hash of what is taken from the context: not every builder looks into mounts for changes.
+ARG CONTENT=
 # Into the Python that has vLLM, whatever its distribution thinks of that.
 ARG PIP_BREAK_SYSTEM_PACKAGES=1
 USER root

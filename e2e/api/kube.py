@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mmdisagg_operator.kinds import CHILDREN, DEPLOYMENT, LEASE, POD, RESOURCE, SECRET, Kind
 
 Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
 SERVICE, CONFIG_MAP, ACCOUNT, CLAIM, ROLE, BINDING, BUDGET, POLICY = CHILDREN[1:]
 OURS = (RESOURCE, SECRET, *CHILDREN)
 
@@ -169,6 +170,23 @@ class Kube:
         return found
 
 
+def with_crd(kube: Kube) -> Kube:
+    """Install the CRD, and return when it can be used."""
+    (file,) = (ROOT / "crds").glob("*.yaml")
+    crd = yaml.safe_load(file.read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+    query = {"fieldManager": "tests", "force": "true"}
+    answer = kube.request("PATCH", path, crd, content_type="application/apply-patch+yaml", params=query)
+    assert answer.ok, answer.text
+
+    def established():
+        conditions = kube.request("GET", path).json()["status"]["conditions"] or ()
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    until("the CRD", established)
+    return kube
+
+
 class Deployed:
     """One resource in a namespace of its own, and what a user sees of it."""
 
@@ -265,4 +283,5 @@ __all__ = [
     "Deployed",
     "Kube",
     "until",
+    "with_crd",
 ]

@@ -13,6 +13,9 @@ from pathlib import Path
 from aiohttp.test_utils import unused_port
 from kube import until
 
+RESYNC_SECONDS = 15
+"""How often the operator that most tests share looks at everything."""
+
 
 class Operator:
     """One operator process."""

@@ -4,7 +4,6 @@ import os
 import time
 
 import pytest
-from conftest import RESYNC_SECONDS
 from documents import document
 from kube import (
     ACCOUNT,
@@ -19,6 +18,7 @@ from kube import (
     Deployed,
     until,
 )
+from operators import RESYNC_SECONDS
 from pods import READY
 
 from mmdisagg_operator.api import Topology
@@ -52,8 +52,9 @@ def test_a_resource_becomes_objects_and_serves_at_last(operator, deployed, topol
     deployed.wish(document(topology, {"decode": {"replicas": 2}}))
     deployed.is_made(roles=1 + len(roles_of(topology)))
     serve(deployed)
+    counts = {"desired": 2, "ready": 2, "updated": 2, "summary": "2/2"}
+    until("the count of updated pods", lambda: deployed.status()["roles"]["decode"] == counts)
     status = deployed.status()
-    assert status["roles"]["decode"] == {"desired": 2, "ready": 2, "updated": 2, "summary": "2/2"}
     assert status["revision"]
     assert {c["observedGeneration"] for c in status["conditions"]} == {1}
 

@@ -1,9 +1,8 @@
 """Pods that a real scheduler finds no place for."""
 
 import pytest
-from conftest import with_crd
 from documents import document
-from kube import MERGE, POD, Deployed, Kube, until
+from kube import MERGE, POD, Deployed, Kube, until, with_crd
 from operators import Operator
 from pods import READY
 

@@ -152,4 +152,4 @@ def test_the_kind_clusters_configuration_mounts_folders_of_this_repository():
     cluster = yaml.safe_load((ROOT / "e2e/kind/cluster.yaml").read_text())
     assert (cluster["kind"], cluster["apiVersion"]) == ("Cluster", "kind.x-k8s.io/v1alpha4")
     mounts = {m["hostPath"] for node in cluster["nodes"] for m in node.get("extraMounts", [])}
-    assert mounts == {"./models", "./.venv"}
+    assert mounts == {"./models", "./.venv", "./build/embeddings"}

@@ -23,6 +23,9 @@ _JSON: Final = "application/json"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _LOGIN_SECONDS: Final = 300.0
 _PAGE: Final = "500"
+_NO_SUCH_OBJECT: Final = "failed to create typed patch object"
+"""What server-side apply says, with status 500, of an object that its kind's schema does not allow: a field
+that is not known, a key that is there twice (Kubernetes 1.34)."""
 
 Login = Callable[[], kopf.ConnectionInfo]
 """Returns the address of the API server and fresh credentials."""
@@ -204,7 +207,8 @@ def _decoded(body: bytes) -> Manifest:
 def _error(status: int, answer: Mapping[str, Any]) -> ApiError:
     kinds = {400: InvalidObjectError, 409: ConflictError, 422: InvalidObjectError}
     reason, message = answer.get("reason") or "Error", answer.get("message") or "no message"
-    return kinds.get(status, ApiError)(status, reason, message)
+    kind = InvalidObjectError if message.startswith(_NO_SUCH_OBJECT) else kinds.get(status, ApiError)
+    return kind(status, reason, message)
 
 
 def _typed(kind: Kind, item: Manifest) -> Manifest:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .plan.objects import STARTUP_SECONDS, Manifest
+from .plan.objects import CONTAINER, STARTUP_SECONDS, Manifest
 from .reasons import PASSING, STUCK, Reason
 
 EXIT_CODES: Final[Mapping[int, Reason]] = {
@@ -165,8 +165,9 @@ def _on_the_way(pod: Manifest, state: Mapping[str, Any]) -> Finding:
 
 
 def _container_status(pod: Manifest) -> Mapping[str, Any]:
-    statuses: Sequence[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or ({},)
-    return statuses[0]
+    """Meshes and the like put containers of their own into pods, in any place."""
+    statuses: Sequence[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or ()
+    return next((status for status in statuses if status["name"] in CONTAINER.values()), {})
 
 
 def _condition(manifest: Manifest, kind: str) -> Mapping[str, Any]:

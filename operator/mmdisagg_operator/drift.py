@@ -22,8 +22,10 @@ Fields = Mapping[str, Any]
 _IDENTITY: Final = ("apiVersion", "kind")
 _NAMES: Final = ("name", "namespace")
 _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit"})
-_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _POWERS: Final = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
     "m": Decimal("0.001"),
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
     **{f"{suffix.upper()}i": Decimal(1024) ** power for power, suffix in enumerate("kMGTPE", start=1)},
@@ -105,10 +107,17 @@ def _same_items(wanted: Any, live: Any, fields: Fields) -> bool:
     if not isinstance(wanted, list) or not isinstance(live, list) or len(owned) != len(wanted):
         return False
     pairs = [(_item(wanted, key), _item(live, key), inside) for key, inside in owned]
-    return all(
+    same = all(
         mine is not None and theirs is not None and _same(mine, theirs, inside, quantity=False)
         for mine, theirs, inside in pairs
     )
+    return same and _same_order([(wanted.index(mine), live.index(theirs)) for mine, theirs, _ in pairs])
+
+
+def _same_order(places: list[tuple[int, int]]) -> bool:
+    """A variable may refer to those before it; items of others may stand anywhere between."""
+    theirs = [place for _, place in sorted(places)]
+    return theirs == sorted(theirs)
 
 
 def _same_set(wanted: Any, live: Any, fields: Fields) -> bool:

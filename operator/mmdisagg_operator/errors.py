@@ -1,7 +1,7 @@
 """What the API server refuses.
 
 ApiError                     an answer that is no success
-├── InvalidObjectError       400, 422: the object is wrong; the same request fails again
+├── InvalidObjectError       400, 422, some 500: the object is wrong; the same request fails again
 └── ConflictError            409: another version or another owner was there first
 UnreachableError             no answer: connection refused, reset, timed out
 """

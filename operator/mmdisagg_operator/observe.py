@@ -1,6 +1,7 @@
 """Reads what there is of one deployment. Everything is read from the API server, so nothing is ever stale."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,10 @@ from .plan.site import stage_token_name
 _MANAGED: Final = {"app.kubernetes.io/managed-by": MANAGER}
 MANAGED_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in _MANAGED.items())
 """Selects every object that any deployment's children are among."""
+
+_REVISION: Final = re.compile(r"[0-9a-f]+")
+_SECRET_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+"""Anything else is no name, and as a part of a path might lead to another namespace."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +41,30 @@ class Observation:
 
     @property
     def revisions(self) -> frozenset[str]:
-        """Revisions that still have pods."""
-        found = (pod["metadata"].get("labels", {}).get(REVISION_LABEL) for pod in self.pods)
-        return frozenset(revision for revision in found if revision)
-
-    def child(self, kind: Kind, name: str) -> Manifest | None:
-        """Return one child, or None where there is none."""
-        return next((c for c in self.children.get(kind) or () if c["metadata"]["name"] == name), None)
+        """Revisions that still have pods; a label that somebody else has made up is none."""
+        found = (pod["metadata"].get("labels", {}).get(REVISION_LABEL, "") for pod in self.pods)
+        return frozenset(filter(_REVISION.fullmatch, found))
 
 
-async def observe(cluster: Cluster, namespace: str, name: str) -> Observation | None:
-    """Read everything; None when the resource is gone or going, and its children with it.
+async def find(cluster: Cluster, namespace: str, name: str) -> Manifest | None:
+    """Return the resource; None when it is gone or going, and its children with it.
 
     Raises:
         ApiError: the API server refuses to tell.
         UnreachableError: the API server does not answer.
     """
     resource = await cluster.get(RESOURCE, namespace, name)
-    if resource is None or "deletionTimestamp" in resource["metadata"]:
-        return None
+    return None if resource is None or "deletionTimestamp" in resource["metadata"] else resource
+
+
+async def observe(cluster: Cluster, resource: Manifest) -> Observation:
+    """Read everything that there is of a resource's deployment.
+
+    Raises:
+        ApiError: the API server refuses to tell.
+        UnreachableError: the API server does not answer.
+    """
+    namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
     listed, token, missing = await asyncio.gather(
         _lists(cluster, namespace, {DEPLOYMENT_LABEL: name}),
         cluster.get(SECRET, namespace, stage_token_name(name)),
@@ -80,7 +90,7 @@ async def _missing_secret(cluster: Cluster, namespace: str, resource: Manifest) 
         return None
     name, key = reference["name"], reference["key"]
     try:
-        secret = await cluster.get(SECRET, namespace, name)
+        secret = await cluster.get(SECRET, namespace, name) if _SECRET_NAME.fullmatch(name) else None
     except ApiError as error:
         if error.status == 403:
             return None
@@ -88,5 +98,5 @@ async def _missing_secret(cluster: Cluster, namespace: str, resource: Manifest) 
     if secret is not None and key in (secret.get("data") or {}):
         return None
     lacks = f"Secret {name!r} is missing" if secret is None else f"Secret {name!r} has no key {key!r}"
-    command = f"kubectl create secret generic {name} -n {namespace} --from-literal={key}=..."
+    command = f"kubectl create secret generic {name} -n {namespace} --from-literal={key}=VALUE"
     return f"{lacks}, to which spec.model.tokenSecretRef refers; make it: {command}"

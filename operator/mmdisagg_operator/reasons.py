@@ -26,6 +26,8 @@ class Reason(StrEnum):
     """An object with the name of a child belongs to somebody else."""
     APPLY_FAILED = "ApplyFailed"
     """Objects could not be written for now."""
+    FORBIDDEN = "Forbidden"
+    """The operator may not see what there is."""
     UNKNOWN_FAMILY = "UnknownFamily"
     """The model has no decode contract."""
     WRONG_ENGINE_VERSION = "WrongEngineVersion"

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Final
 
 from .api import MultimodalDisaggDeployment, ResourceError, load_deployment
-from .apply import Applied, Changes, Failure, Identity, changes, execute, identity
+from .apply import Applied, Changes, Failure, Identity, changes, controller, execute, identity
 from .cluster import Cluster
 from .drift import drifted
 from .errors import ApiError
 from .kinds import DEPLOYMENT, SECRET
-from .observe import Observation, observe
+from .observe import Observation, find, observe
 from .plan.objects import (
     MANAGER,
     Images,
@@ -27,7 +27,7 @@ from .plan.site import stage_token_name
 from .queue import Result
 from .reasons import Reason
 from .roles import role_views
-from .status import View, invalid_status, status_json, status_of, written_status
+from .status import View, invalid_status, status_json, status_of, unseen_status, written_status
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
@@ -62,10 +62,16 @@ class Reconciler:
             ApiError: the API server refuses to tell what there is, or to take the status.
             UnreachableError: the API server does not answer.
         """
-        observed = await observe(self.cluster, *key)
-        if observed is None:
+        resource = await find(self.cluster, *key)
+        if resource is None:
             self._refused.pop(key, None)
             return Result(gone=True)
+        try:
+            observed = await observe(self.cluster, resource)
+        except ApiError as error:
+            if error.status == 403:
+                await self._write_unseen(resource, error)
+            raise
         try:
             wish = with_images(load_deployment(observed.resource), self.images)
         except ResourceError as error:
@@ -78,7 +84,7 @@ class Reconciler:
     async def _apply(self, key: Key, wish: MultimodalDisaggDeployment, observed: Observation) -> Applied:
         token = await self._stage_token(wish, observed)
         if isinstance(token, Failure):
-            return Applied(_present(observed), (token,))
+            return Applied({}, (token,))
         wanted = objects(wish, Seen(token["metadata"]["uid"], observed.revisions))
         todo = changes(wanted, observed)
         _tell(key, todo)
@@ -98,6 +104,11 @@ class Reconciler:
                 found = await self.cluster.create(stage_token_secret(wish, self.new_token()))
         except ApiError as error:
             return Failure(who, Reason.APPLY_FAILED, str(error))
+        owner = controller(found)
+        if owner not in (None, wish.metadata.uid):
+            return Failure(
+                who, Reason.NAME_CONFLICT, f"belongs to another owner (uid {owner}); it must go first"
+            )
         if is_stage_token(found):
             return found
         return Failure(who, Reason.NAME_CONFLICT, "holds no stage token; delete it")
@@ -105,11 +116,18 @@ class Reconciler:
     async def _write_status(
         self, wish: MultimodalDisaggDeployment, observed: Observation, applied: Applied
     ) -> None:
-        workloads = {name: live for (kind, name), live in applied.live.items() if kind == DEPLOYMENT.name}
+        # A Deployment that could not be changed still runs what it ran before.
+        live = {**_present(observed), **applied.live}
+        workloads = {name: one for (kind, name), one in live.items() if kind == DEPLOYMENT.name}
         roles = role_views(wish, workloads, observed.pods, observed.missing_secret)
         view = View(wish, roles, applied.failures)
         status = status_of(view, written_status(observed.resource), self.now())
-        await self._write(observed, status_json(status))
+        await self._write(observed.resource, status_json(status))
+
+    async def _write_unseen(self, resource: Manifest, error: ApiError) -> None:
+        generation = resource["metadata"].get("generation", 0)
+        status = unseen_status(str(error), written_status(resource), generation, self.now())
+        await self._write(resource, status_json(status))
 
     async def _write_invalid(self, observed: Observation, error: ResourceError) -> None:
         generation = observed.resource["metadata"].get("generation", 0)
@@ -117,10 +135,9 @@ class Reconciler:
         status = invalid_status(
             error.problems, previous, generation, self.now(), has_pods=bool(observed.pods)
         )
-        await self._write(observed, status_json(status))
+        await self._write(observed.resource, status_json(status))
 
-    async def _write(self, observed: Observation, status: Manifest) -> None:
-        resource = observed.resource
+    async def _write(self, resource: Manifest, status: Manifest) -> None:
         metadata = {name: resource["metadata"][name] for name in ("name", "namespace")}
         wanted = {
             "apiVersion": resource["apiVersion"],

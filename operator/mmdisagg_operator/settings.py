@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         "--resync", type=_positive, default=Settings.resync, metavar="SECONDS", help="default: %(default)g"
     )
     cli.add_argument(
-        "--workers", type=int, default=Settings.workers, metavar="N", help="default: %(default)s"
+        "--workers", type=_count, default=Settings.workers, metavar="N", help="default: %(default)s"
     )
     cli.add_argument(
         "--port", type=int, default=Settings.port, help="health and metrics (default: %(default)s)"
@@ -78,8 +78,15 @@ def parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> float:
     number = float(text)
-    if number <= 0:
+    if not number > 0:
         raise argparse.ArgumentTypeError(f"{text}: must be more than 0")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number
 
 

@@ -124,12 +124,34 @@ def invalid_status(
         now: the time, for conditions that change.
         has_pods: whether anything runs for an earlier spec.
     """
-    message = _short("; ".join(map(str, problems)))
+    message = "; ".join(map(str, problems))
     available = ConditionStatus.UNKNOWN if has_pods else ConditionStatus.FALSE
     verdicts = (
         Verdict(ConditionType.AVAILABLE, available, Reason.INVALID_SPEC, message),
-        Verdict(ConditionType.PROGRESSING, ConditionStatus.FALSE, Reason.INVALID_SPEC, message),
+        _no(ConditionType.PROGRESSING, Reason.INVALID_SPEC, message),
     )
+    return _unjudged(verdicts, previous, generation, now)
+
+
+def unseen_status(message: str, previous: Status, generation: int, now: datetime) -> Status:
+    """Return the status of a deployment that the operator may not look at.
+
+    Args:
+        message: what it may not see.
+        previous: the status that is written now.
+        generation: of the spec.
+        now: the time, for conditions that change.
+    """
+    told = f"{message}; extend the operator's Role in this namespace"
+    verdicts = (
+        Verdict(ConditionType.AVAILABLE, ConditionStatus.UNKNOWN, Reason.FORBIDDEN, told),
+        _no(ConditionType.PROGRESSING, Reason.FORBIDDEN, told),
+    )
+    return _unjudged(verdicts, previous, generation, now)
+
+
+def _unjudged(verdicts: tuple[Verdict, ...], previous: Status, generation: int, now: datetime) -> Status:
+    """Say only these; what was said of the roles stands, with the generation that it was said of."""
     spoken = {verdict.type for verdict in verdicts}
     kept = tuple(condition for condition in previous.conditions if condition.type not in spoken)
     conditions = (*_dated(verdicts, previous, generation, now), *kept)

@@ -5,9 +5,10 @@ nothing and write nothing.
 """
 
 import dataclasses
+import itertools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import kopf
@@ -18,7 +19,8 @@ from .observe import MANAGED_SELECTOR
 from .plan.objects import DEPLOYMENT_LABEL
 from .reconcile import Key
 
-_RETRIES: Final = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55)
+_PAUSES: Final = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0)
+_LAST_PAUSE: Final = 20.0
 _SERVER_SECONDS: Final = 600
 
 
@@ -48,6 +50,17 @@ class NothingKept(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
+class Pauses:
+    """Seconds between the tries of one request of kopf's, without an end.
+
+    kopf ends the whole operator when it gives a request up. A right that is missing in one namespace must not
+    end the work in all others; when nothing answers any more, the lost Lease ends it.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(_PAUSES, itertools.repeat(_LAST_PAUSE))
+
+
 def registry(news: News, login: Login) -> kopf.OperatorRegistry:
     """Return the handlers that feed `news`."""
     handlers = kopf.OperatorRegistry()
@@ -66,7 +79,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.scanning.disabled = True
     chosen.peering.standalone = True
     chosen.persistence.diffbase_storage = NothingKept()
-    chosen.networking.error_backoffs = _RETRIES
+    chosen.networking.error_backoffs = Pauses()
     chosen.networking.request_timeout = 60.0
     chosen.networking.connect_timeout = 5.0
     chosen.watching.server_timeout = _SERVER_SECONDS

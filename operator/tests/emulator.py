@@ -115,6 +115,20 @@ def remove(node: Any, path: Path) -> None:
             remove(node, path[:-1])
 
 
+def put_in_order(stored: Any, applied: Any, name: str = "") -> None:
+    """Bring items of lists with keys into the order in which they were applied, wherever others stand."""
+    if isinstance(applied, Mapping) and isinstance(stored, dict):
+        for part in applied.keys() & stored.keys():
+            put_in_order(stored[part], applied[part], part)
+    elif isinstance(applied, list) and applied and keys_of(name, applied):
+        keys = [{part: item[part] for part in keys_of(name, applied)} for item in applied]
+        mine = [next(item for item in stored if key.items() <= item.items()) for key in keys]
+        places = [n for n, item in enumerate(stored) if item in mine]
+        for place, item, wanted in zip(places, mine, applied, strict=True):
+            stored[place] = item
+            put_in_order(item, wanted)
+
+
 def refusal(status: int, reason: str, message: str) -> web.Response:
     body = {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": status}
     return web.json_response(body, status=status)
@@ -253,6 +267,7 @@ class ApiServer:
                 remove(new, path)
         for path in sorted(paths):
             put(new, path, value_at(body, path))
+        put_in_order(new, body)
         new |= {"apiVersion": kind.api_version, "kind": kind.name}
         unchanged = old is not None and old == _defaulted(kind, new) and owners.get(mine) == paths
         owners[mine] = paths

@@ -194,3 +194,19 @@ class answering:
 
     def login(self):
         return kopf.ConnectionInfo(server=str(self.server.make_url("")), token=self.token())
+
+
+async def test_an_object_that_its_kinds_schema_does_not_allow_is_wrong_whatever_the_status():
+    api = ApiServer()
+    said = (
+        "failed to create typed patch object (ns/s; /v1, Kind=Service): .spec.x: field not declared in schema"
+    )
+    api.fault = lambda *_: refusal(500, "", said)
+    async with serving(api) as (cluster, _):
+        with pytest.raises(InvalidObjectError, match="not declared"):
+            await cluster.apply(service())
+    api.fault = lambda *_: refusal(500, "InternalError", "etcd leader changed")
+    async with serving(api) as (cluster, _):
+        with pytest.raises(ApiError) as failed:
+            await cluster.apply(service())
+        assert not isinstance(failed.value, InvalidObjectError)

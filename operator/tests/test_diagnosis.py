@@ -110,6 +110,15 @@ def test_a_pod_that_is_deleted_serves_no_more():
     assert examine(leaving).reason is Reason.TERMINATING
 
 
+def test_the_container_of_a_mesh_is_not_judged():
+    status = ended(40, UNKNOWN)
+    proxy = {"name": "a-proxy", "started": True, "restartCount": 0, "state": {"running": {}}}
+    beside = {**status, "containerStatuses": [proxy, *status["containerStatuses"]]}
+    assert examine(pod("decode", beside)).reason is Reason.UNKNOWN_FAMILY
+    alone = {**status, "containerStatuses": [proxy]}
+    assert examine(pod("decode", alone)).reason is Reason.STARTING
+
+
 @pytest.mark.case("c09")
 def test_messages_do_not_change_while_nothing_happens():
     assert examine(pod("decode", LOADING)) == examine(pod("decode", LOADING))

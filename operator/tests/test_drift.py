@@ -83,6 +83,7 @@ def test_what_was_never_applied_by_us_has():
         changed((*IN_CONTAINER, "args"), ["--a"]),
         changed((*IN_CONTAINER, "env"), [{"name": "A", "value": "2"}, {"name": "B", "value": ""}]),
         changed((*IN_CONTAINER, "env"), [{"name": "A", "value": "1"}]),
+        changed((*IN_CONTAINER, "env"), [{"name": "B", "value": ""}, {"name": "A", "value": "1"}]),
         changed((*IN_CONTAINER, "image"), "new"),
         changed((*IN_CONTAINER, "resources", "limits", "memory"), "2Gi"),
         changed((*IN_CONTAINER, "name"), "other"),
@@ -121,6 +122,22 @@ def test_another_spelling_is_no_drift():
     container(stored)["resources"]["limits"] = {"memory": "1Gi", "cpu": "1"}
     del container(stored)["env"][1]["value"]
     stored["spec"]["template"]["spec"]["tolerations"][0]["effect"] = "defaulted"
+    assert not drifted(WANTED, stored, "me")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("0.0001", "100u"), ("0.0000001", "100n"), ("0.1Ki", "102400m")]
+)
+def test_a_tiny_quantity_is_known_in_its_normal_form(ours, theirs):
+    wanted = changed((*IN_CONTAINER, "resources", "limits", "cpu"), ours)
+    stored = live(wanted)
+    container(stored)["resources"]["limits"]["cpu"] = theirs
+    assert not drifted(wanted, stored, "me")
+
+
+def test_items_of_others_may_stand_between_ours():
+    stored = live()
+    container(stored)["env"].insert(1, {"name": "THEIRS", "value": "x"})
     assert not drifted(WANTED, stored, "me")
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import islice
 
 import aiohttp
 import kopf
@@ -221,6 +222,37 @@ def test_kopf_writes_nothing_and_has_event_handlers_only():
         assert list(others.get_all_handlers()) == []
 
 
+def test_kopf_never_gives_a_request_up():
+    pauses = watch.settings().networking.error_backoffs
+    for _ in range(2):
+        first = list(islice(pauses, 1000))
+        assert len(first) == 1000
+        assert sum(first[:5]) < 15
+        assert max(first) <= 60
+
+
+async def test_a_right_that_is_missing_in_one_namespace_leaves_the_others_served(monkeypatch):
+    api = ApiServer()
+    monkeypatch.setattr(watch, "_PAUSES", (0.01,) * 8)
+    monkeypatch.setattr(watch, "_LAST_PAUSE", 0.05)
+    refused = []
+
+    def closed(_, path):
+        if "/namespaces/closed/networkpolicies" not in path:
+            return None
+        refused.append(path)
+        return refusal(403, "Forbidden", "no networkpolicies for you")
+
+    api.fault = closed
+    async with running(api, replace(SETTINGS, namespaces=("ns", "closed"))) as task:
+        await until(lambda: len(refused) > 15)
+        wish(api, namespace="closed")
+        wish(api)
+        await until(lambda: len(api.names(DEPLOYMENT)) == 4)
+        assert {m["metadata"]["namespace"] for m in api.all(DEPLOYMENT)} == {"ns"}
+        assert not task.done()
+
+
 def test_a_pod_logs_in_as_its_service_account_without_dns(monkeypatch):
     account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: account)
@@ -257,7 +289,9 @@ def test_settings_come_from_the_command_line_and_the_environment():
     assert (bare.namespaces, bare.images, bare.lease_name) == ((), Images(), "mmdisagg-operator")
 
 
-@pytest.mark.parametrize("words", [["--resync", "0"], ["--resync", "soon"], ["--unknown"]])
+@pytest.mark.parametrize(
+    "words", [["--resync", "0"], ["--resync", "nan"], ["--resync", "soon"], ["--workers", "0"], ["--unknown"]]
+)
 def test_a_wrong_command_line_is_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(words)

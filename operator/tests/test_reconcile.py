@@ -238,13 +238,13 @@ async def test_removing_a_role_prunes_it_and_switches_the_topology():
     async with world() as it:
         it.wish()
         await it.settle()
+        router = it.workload("router")
         it.wish(topology=Topology.EP_D)
         await it.settle()
         assert it.api.names(DEPLOYMENT) == {"demo-prefill", "demo-decode", "demo-router"}
         for kind in CHILDREN:
             assert not {name for name in it.api.names(kind) if "encode" in name or "embeddings" in name}
-        args = it.workload("router")["spec"]["template"]["spec"]["containers"][0]["args"]
-        assert "--encode" not in args
+        assert it.workload("router") == router
         env = it.workload("decode")["spec"]["template"]["spec"]["containers"][0]["env"]
         assert {"name": "MMDISAGG_TOPOLOGY", "value": "EP/D"} in env
         assert "EncodeReady" not in {c["type"] for c in it.status()["conditions"]}
@@ -280,6 +280,17 @@ async def test_an_old_revision_can_be_found_as_long_as_it_has_pods():
         it.api.delete(POD, "old-one")
         await it.settle()
         assert not old & it.api.names(SERVICE)
+
+
+@pytest.mark.parametrize("label", ["Not_A.Name", "zz", ""])
+async def test_a_pod_with_a_made_up_revision_gets_no_service(label):
+    async with world() as it:
+        it.wish()
+        await it.settle()
+        before = it.api.names(SERVICE)
+        it.api.add(pod("decode", READY, "stray", label))
+        assert not (await it.round()).failed
+        assert it.api.names(SERVICE) == before
 
 
 async def test_the_stage_token_is_made_once_and_never_changed():
@@ -456,6 +467,22 @@ async def test_a_missing_secret_is_told_at_once_and_looked_for_again():
         assert it.said("EncodeReady") == ("False", Reason.STARTING)
 
 
+@pytest.mark.parametrize("name", ["../../other/secrets/theirs", "..", "a/b", "a?b", "A"])
+async def test_what_cannot_be_the_name_of_a_secret_is_never_part_of_a_path(name):
+    async with world() as it:
+        asked = []
+        it.api.fault = lambda _, path: asked.append(path)
+        it.wish({"model": {"tokenSecretRef": {"name": name, "key": "token"}}})
+        await it.round()
+        secrets = {
+            path
+            for path in asked
+            if not any(f"/{kind.plural}" in path for kind in (*CHILDREN, RESOURCE, POD))
+        }
+        assert secrets == {"/api/v1/namespaces/ns/secrets", "/api/v1/namespaces/ns/secrets/demo-stage-token"}
+        assert "is missing" in it.message("DecodeReady")
+
+
 async def test_a_secret_that_may_not_be_read_is_left_to_the_kubelet():
     async with world() as it:
         it.wish({"model": {"tokenSecretRef": {"name": "hub", "key": "token"}}})
@@ -516,6 +543,20 @@ async def test_an_object_that_the_api_server_rejects_is_terminal_until_the_spec_
         assert "demo-decode" in it.api.names(DEPLOYMENT)
 
 
+async def test_a_change_that_is_rejected_leaves_the_numbers_of_what_runs():
+    async with world() as it:
+        it.wish({"decode": {"replicas": 2}})
+        await it.round()
+        run_everything(it.api)
+        await it.settle()
+        it.api.fault = reject_decode
+        it.wish({"decode": {"replicas": 2, "labels": {"x": "y"}}})
+        await it.round()
+        assert it.said("Progressing") == ("False", Reason.REJECTED)
+        assert it.said("Available") == ("True", Reason.DEGRADED)
+        assert it.status()["roles"]["decode"]["summary"] == "2/2"
+
+
 @pytest.mark.parametrize("status", [500, 403, 429])
 async def test_an_object_that_fails_for_now_is_told_and_tried_again(status):
     async with world() as it:
@@ -565,6 +606,27 @@ async def test_a_stage_token_that_cannot_be_made_is_told():
         assert "no Secrets for you" in it.message("Available")
 
 
+async def test_an_operator_that_may_not_look_says_so_and_tries_again():
+    async with world() as it:
+        it.wish()
+        await it.settle()
+        said = it.said("DecodeReady")
+        it.api.fault = lambda _, path: (
+            refusal(403, "Forbidden", "cannot list networkpolicies") if "networkpolicies" in path else None
+        )
+        for _ in range(2):
+            with pytest.raises(ApiError):
+                await it.round()
+        assert it.said("Available") == ("Unknown", Reason.FORBIDDEN)
+        assert it.said("Progressing") == ("False", Reason.FORBIDDEN)
+        assert "cannot list networkpolicies; extend the operator's Role" in it.message("Progressing")
+        assert it.said("DecodeReady") == said
+        assert len(it.api.writes) == 1
+        it.api.fault = None
+        await it.round()
+        assert it.said("Available") == ("False", Reason.STARTING)
+
+
 async def test_an_api_server_that_refuses_to_tell_raises():
     async with world() as it:
         it.wish()
@@ -600,7 +662,8 @@ async def test_children_of_a_deleted_namesake_are_waited_for():
         it.wish()
         assert (await it.round()).failed
         assert it.said("Progressing") == ("False", Reason.NAME_CONFLICT)
-        for kind in CHILDREN:
+        assert "Secret demo-stage-token: belongs to another owner" in it.message("Progressing")
+        for kind in (SECRET, *CHILDREN):
             for name in it.api.names(kind):
                 it.api.delete(kind, name)
         assert not (await it.round()).failed

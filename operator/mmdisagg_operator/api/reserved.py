@@ -41,7 +41,7 @@ RESERVED_FLAGS: Final[Mapping[str, str]] = {
     "--shutdown-timeout": f"{_PLAN}; use spec.router.requestTimeoutSeconds",
     "--config": "not supported: a file could set flags that the plan sets",
     "--enable-prompt-embeds": "not supported: engines refuse prompt embeddings",
-    "--exclude-tools-when-tool-choice-none": "not supported: prefill could not build the prompt that decode builds",
+    "--exclude-tools-when-tool-choice-none": "not supported: prefill could not build decode's prompt",
     "--no-exclude-tools-when-tool-choice-none": _PLAN,
     "--enable-scale-out": "not supported: it opens endpoints that the worker guard does not know",
     "--tokens-only": "not supported: it closes the endpoints that the router uses",

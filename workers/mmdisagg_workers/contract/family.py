@@ -67,6 +67,9 @@ class Family:
         decode_forms: forms that give right answers; the first is the default.
         placeholders: placeholder token text per modality, as the prompt spells it.
         placeholder_id_keys: key of the placeholder's token id in `config.json`, per modality.
+        width_key: section and key of `config.json` that say how wide an embedding row is, in elements.
+        packed_layers_key: key of the vision section that lists the layers whose outputs are packed into the
+            same row, beside the last one's; None where there are none.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Family:
     decode_forms: tuple[DecodeForm, ...]
     placeholders: Mapping[Modality, str]
     placeholder_id_keys: Mapping[Modality, tuple[str, ...]]
+    width_key: tuple[str, str]
+    packed_layers_key: str | None = None
 
     @property
     def default_form(self) -> DecodeForm:
@@ -92,21 +97,32 @@ _QWEN_PLACEHOLDERS: Mapping[Modality, str] = {"image": "<|image_pad|>", "video":
 _QWEN_IDS: Mapping[Modality, tuple[str, ...]] = {"image": ("image_token_id",), "video": ("video_token_id",)}
 
 
-def _qwen(name: str, model_types: tuple[str, ...], timing: TimingField | None) -> Family:
+def _qwen(
+    name: str,
+    model_types: tuple[str, ...],
+    timing: TimingField | None,
+    width: str = "out_hidden_size",
+    packed_layers: str | None = None,
+) -> Family:
     media: Mapping[Modality, MediaFields] = {
         "image": MediaFields("image_embeds", "image_grid_thw"),
         "video": MediaFields("video_embeds", "video_grid_thw", timing),
     }
-    return Family(name, model_types, media, _QWEN_FORMS, _QWEN_PLACEHOLDERS, _QWEN_IDS)
+    width_key = ("vision_config", width)
+    return Family(
+        name, model_types, media, _QWEN_FORMS, _QWEN_PLACEHOLDERS, _QWEN_IDS, width_key, packed_layers
+    )
 
 
 _SECONDS_PER_GRID = TimingField("second_per_grid_ts", as_tensor=True)
 _TIMESTAMPS = TimingField("timestamps", as_tensor=False)
 
 # Qwen2-VL's processor makes no timing: every engine counts one second per grid step.
-QWEN2_VL: Final = _qwen("Qwen2-VL", ("qwen2_vl",), None)
+QWEN2_VL: Final = _qwen("Qwen2-VL", ("qwen2_vl",), None, width="hidden_size")
 QWEN2_5_VL: Final = _qwen("Qwen2.5-VL", ("qwen2_5_vl",), _SECONDS_PER_GRID)
-QWEN3_VL: Final = _qwen("Qwen3-VL", ("qwen3_vl", "qwen3_vl_moe"), _TIMESTAMPS)
+QWEN3_VL: Final = _qwen(
+    "Qwen3-VL", ("qwen3_vl", "qwen3_vl_moe"), _TIMESTAMPS, packed_layers="deepstack_visual_indexes"
+)
 LLAVA: Final = Family(
     name="LLaVA",
     model_types=("llava",),
@@ -114,6 +130,7 @@ LLAVA: Final = Family(
     decode_forms=(DecodeForm.EXPANDED_PROMPT, DecodeForm.ZERO_EMBEDDING),
     placeholders={"image": "<image>"},
     placeholder_id_keys={"image": ("image_token_index", "image_token_id")},
+    width_key=("text_config", "hidden_size"),
 )
 
 FAMILIES: Final[Mapping[str, Family]] = {f.name: f for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, LLAVA)}

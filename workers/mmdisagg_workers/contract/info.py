@@ -126,25 +126,42 @@ class ModelInfo:
 
 
 def geometry_from_config(family: Family, config: Mapping[str, Any]) -> Geometry:
-    """Read the shape facts from a model's `config.json`.
+    """Read the shape facts from a model's `config.json`; the family's entry says where each stands.
 
-    The embedding is as wide as the vision tower's output. Qwen3-VL packs its deepstack layers into the
-    same row: width = `out_hidden_size * (1 + len(deepstack_visual_indexes))`.
+    Args:
+        family: the model's.
+        config: the file, with what it leaves out filled in from the defaults of its class.
 
     Raises:
-        ContractError: a needed key is missing or no positive integer.
+        ContractError: a needed key is missing or of the wrong type.
     """
-    vision: Mapping[str, Any] = config.get("vision_config") or {}
-    text: Mapping[str, Any] = config.get("text_config") or config
-    merge = vision.get("spatial_merge_size", 2) if family.has_grid else None
-    width = vision.get("out_hidden_size") if family.has_grid else None
-    base = width if width is not None else text.get("hidden_size", config.get("hidden_size"))
-    layers = 1 + len(vision.get("deepstack_visual_indexes") or ())
+    width = _number(config, *family.width_key)
     return Geometry(
-        embedding_width=_needed(base, "hidden_size") * (layers if family.name == "Qwen3-VL" else 1),
-        merge_size=None if merge is None else _needed(merge, "vision_config.spatial_merge_size"),
+        embedding_width=width * (1 + _packed_layers(family, config)),
+        merge_size=_number(config, "vision_config", "spatial_merge_size") if family.has_grid else None,
         placeholders={m: _placeholder(family, m, config) for m in family.media},
     )
+
+
+def _packed_layers(family: Family, config: Mapping[str, Any]) -> int:
+    key = family.packed_layers_key
+    if key is None:
+        return 0
+    layers = _section(config, "vision_config").get(key)
+    if not isinstance(layers, list):
+        raise ContractError(
+            f"config.json vision_config.{key}", layers, "the model's config.json must list layers"
+        )
+    return len(layers)
+
+
+def _number(config: Mapping[str, Any], section: str, key: str) -> int:
+    return _needed(_section(config, section).get(key), f"{section}.{key}")
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _placeholder(family: Family, modality: Modality, config: Mapping[str, Any]) -> Placeholder:

@@ -1,11 +1,7 @@
-"""Counters of the embedding handoff at an engine's `/metrics`.
+"""Counters of the embedding handoff at an engine's `/metrics`, as `mmdisagg_embedding_<name>_total`.
 
-vLLM 0.32.0 has none of its own. They are counted in the scheduler process, where the decisions fall, and
-travel to the API server through the EC connector's stats hooks:
-
-    mmdisagg_embedding_encodes_total   embeddings computed by this engine's vision tower
-    mmdisagg_embedding_loads_total     embeddings taken from the handoff
-    mmdisagg_embedding_missing_total   requests that failed because an embedding could not be had
+vLLM 0.32.0 has none of its own. They travel from the scheduler process to the API server through the EC
+connector's stats hooks, with the steps of the engine: an idle engine shows what its last step knew.
 """
 
 from __future__ import annotations
@@ -20,6 +16,20 @@ COUNTERS: Final = {
     "encodes": "Embeddings computed by this engine's vision tower.",
     "loads": "Embeddings taken from the encoder cache handoff.",
     "missing": "Requests that failed because an embedding could not be had.",
+    "hits": "Embeddings needed by a request that were in this engine's memory, or on their way to it.",
+    "misses": "Embeddings needed by a request that had to be fetched from encode.",
+    "refetches": "Embeddings fetched once more, because they had been evicted here.",
+    "fetched_bytes": "Bytes of embeddings fetched from encode.",
+    "fetch_seconds": "Seconds that these fetches took, connecting included.",
+    "fetch_failures": "Embeddings that could not be fetched from encode.",
+    "published": "Embeddings put into encode's store.",
+    "unpublished": "Embeddings that found no room in encode's store, because all of it was being read.",
+    "evictions": "Embeddings that gave way to others, in encode's store or in a consumer's memory.",
+    "serves": "Embeddings sent to consumers.",
+    "serve_misses": "Embeddings that consumers asked for and encode's store did not have.",
+    "served_bytes": "Bytes of embeddings sent to consumers.",
+    "serve_seconds": "Seconds that sending them took.",
+    "refused_connections": "Connections to the embedding port that were refused or broke.",
 }
 
 
@@ -27,9 +37,9 @@ COUNTERS: Final = {
 class EmbeddingStats(ECConnectorStats):
     """What happened since the last report: counter name to increment."""
 
-    data: dict[str, int] = field(default_factory=dict)
+    data: dict[str, float] = field(default_factory=dict)
 
-    def add(self, name: str, amount: int = 1) -> None:
+    def add(self, name: str, amount: float = 1) -> None:
         """Count an event."""
         self.data[name] = self.data.get(name, 0) + amount
 
@@ -49,7 +59,7 @@ class EmbeddingStats(ECConnectorStats):
             self.add(name, amount)
         return self
 
-    def reduce(self) -> dict[str, int | float]:
+    def reduce(self) -> dict[str, float]:
         """Return the counts for vLLM's periodic log line."""
         return dict(self.data)
 

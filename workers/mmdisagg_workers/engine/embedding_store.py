@@ -36,7 +36,7 @@ class OpenEmbedding:
     shape: tuple[int, ...]
 
     @property
-    def path(self) -> str:
+    def source(self) -> str:
         """Path under which other processes of this pod reach the open file, even when it was removed."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 

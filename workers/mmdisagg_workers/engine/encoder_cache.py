@@ -1,7 +1,9 @@
 """Encoder-cache connectors: how embeddings reach, or must not be missed by, an engine.
 
     RequestGate               a request whose media the engine cannot obtain fails alone
-    ├── SharedVolumeConnector     encode publishes files, prefill (decode in E/PD) loads them
+    ├── LoadingConnector          encode publishes embeddings, prefill (decode in E/PD) loads them
+    │   ├── SharedVolumeConnector     as files in a directory
+    │   └── TcpConnector              from encode's memory (package `tcp_handoff`)
     └── DecodeGuardConnector      decode has no embeddings: KV blocks must cover every picture
     ReportingConnector        EP/D's prefill encodes by itself and only reports identity and metadata
 
@@ -20,20 +22,20 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata
 
-from mmdisagg_workers.contract import Family, IdentityError, check_identity, family
+from mmdisagg_workers.contract import FAMILY, Family, IdentityError, check_identity, family
 
 from .embedding_metrics import EmbeddingPromMetrics, EmbeddingStats
 from .embedding_store import EmbeddingStore, OpenEmbedding, load
 from .media_report import MediaReport
-from .settings import FAMILY, GEOMETRY, geometry_from_json
+from .settings import GEOMETRY, geometry_from_json
 from .token_prompts import TokenPrompts
 
 logger = logging.getLogger(__name__)
@@ -49,12 +51,36 @@ class HandoffPlan(ECConnectorMetadata):
     """What the scheduler tells the workers for one step.
 
     Attributes:
-        loads: identity to the path of the embedding that must be in the encoder cache.
+        loads: what must be in the encoder cache: identity to what the connector's `load` takes.
         wanted: identities in use, which must be in the store when the step ends.
     """
 
-    loads: dict[str, str] = field(default_factory=dict)
+    loads: dict[str, Any] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """How a request's media stand; all are there when both say nothing.
+
+    Attributes:
+        missing: indices of media that cannot be had.
+        coming: whether some are on their way.
+    """
+
+    missing: Sequence[int] = ()
+    coming: bool = False
+
+
+class Held(Protocol):
+    """An embedding that a request holds from the decision to use it until its placeholders are computed."""
+
+    @property
+    def source(self) -> Any:
+        """What the connector's `load` takes; must be picklable."""
+
+    def close(self) -> None:
+        """Give it up."""
 
 
 class _Connector(ECConnectorBase):
@@ -106,17 +132,16 @@ class RequestGate(_Connector):
         self._token_prompts = TokenPrompts(frozenset(p.token_id for p in placeholders))
         self._unavailable: set[str] = set()
 
-    def obtain(self, request: Any, index: int) -> bool:
-        """Scheduler: make sure that the embedding of one medium can be loaded; False when it cannot."""
-        return False
+    def obtain(self, request: Any, indices: Sequence[int]) -> Obtained:
+        """Scheduler: see to it that the embeddings of some media can be loaded; never waits."""
+        return Obtained(missing=indices)
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """Scheduler: hold a request back, and mark it to fail, when an embedding it needs is missing."""
-        missing = [i for i in needed(request, num_computed_tokens) if not self.obtain(request, i)]
-        if not missing:
-            return True
-        self._fail(request.request_id, [request.mm_features[i].identifier for i in missing])
-        return False
+        """Scheduler: hold a request back while an embedding comes; mark it to fail when one is missing."""
+        obtained = self.obtain(request, list(needed(request, num_computed_tokens)))
+        if obtained.missing:
+            self._fail(request.request_id, [request.mm_features[i].identifier for i in obtained.missing])
+        return not (obtained.missing or obtained.coming)
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
         """Scheduler: mark token prompts to fail whose placeholders this step would compute."""
@@ -161,20 +186,36 @@ class ReportingConnector(_Connector):
         return False, self._report.of(request.mm_features)
 
 
-class SharedVolumeConnector(RequestGate):
-    """Encode (`ec_producer`) and its consumers (`ec_consumer`) share a directory."""
+class LoadingConnector(RequestGate):
+    """Encode (`ec_producer`) publishes embeddings, its consumers (`ec_consumer`) load them.
+
+    How is said by subclasses: `obtain` and `load` on consumers, `publish` on encode.
+    """
 
     def __init__(self, vllm_config: Any, role: Any) -> None:
         super().__init__(vllm_config, role)
-        root = vllm_config.ec_transfer_config.get_from_extra_config(STORE_KEY, None)
-        if not root:
-            raise ValueError(f"ec_connector_extra_config.{STORE_KEY} is missing; name the shared directory")
-        self._store = EmbeddingStore(Path(root))
         self._report = MediaReport(_contract())
         self._plan = HandoffPlan()
-        self._held: dict[tuple[str, int], OpenEmbedding] = {}
-        self._let_go: deque[tuple[int, OpenEmbedding]] = deque()
+        self._held: dict[tuple[str, int], Any] = {}
+        self._let_go: deque[tuple[int, Held]] = deque()
         self._step = 0
+
+    def load(self, source: Any) -> torch.Tensor:
+        """Worker: read an embedding, shape [rows, width], on the CPU."""
+        raise NotImplementedError
+
+    def publish(self, identity: str, embedding: torch.Tensor) -> None:
+        """Worker: make an embedding available, unless it is.
+
+        Raises:
+            IdentityError: malformed identity.
+            OSError: there is no room.
+        """
+        raise NotImplementedError
+
+    def report(self, request: Any) -> dict[str, dict[str, Any]] | None:
+        """Scheduler: what the response's `ec_transfer_params` carry."""
+        return self._report.of(request.mm_features)
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Scheduler: note what encode must publish; hold a consumer's request back as the gate does."""
@@ -183,21 +224,11 @@ class SharedVolumeConnector(RequestGate):
         self._plan.wanted.update(f.identifier for f in request.mm_features)
         return True
 
-    def obtain(self, request: Any, index: int) -> bool:
-        """Scheduler: open the embedding, and keep it open until the request no longer needs it."""
-        key = (request.request_id, index)
-        if key not in self._held:
-            opened = self._open(request, index)
-            if opened is None:
-                return False
-            self._held[key] = opened
-        return True
-
     def has_cache_item(self, identifier: str) -> bool:
         """Scheduler: consumers load every item, since the gate has let pass only what was found.
 
-        A producer never skips its vision tower for a file: vLLM would then take the item for cached, and
-        could not publish it again once the file is gone.
+        A producer never skips its vision tower for what it has published: vLLM would then take the item for
+        cached, and could not publish it again once it is gone.
         """
         return bool(self.is_consumer)
 
@@ -206,7 +237,7 @@ class SharedVolumeConnector(RequestGate):
         if not self.is_consumer:
             super().update_state_after_alloc(request, index)
             return
-        self._plan.loads[request.mm_features[index].identifier] = self._held[request.request_id, index].path
+        self._plan.loads[request.mm_features[index].identifier] = self._held[request.request_id, index].source
         self._stats.add("loads")
 
     def update_state_after_free(self, request: Any, index: int) -> None:
@@ -216,12 +247,11 @@ class SharedVolumeConnector(RequestGate):
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """Scheduler: give up what the request held; a producer reports its media."""
         super().request_finished(request)
-        for index in range(len(request.mm_features)):
-            self._let_go_of((request.request_id, index))
-        return False, self._report.of(request.mm_features) if self.is_producer else None
+        self._let_go_of_all(request)
+        return False, self.report(request) if self.is_producer else None
 
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
-        """Scheduler: hand the plan to the workers, and close files that no step in flight can need."""
+        """Scheduler: hand the plan to the workers, and close what no step in flight can need."""
         super().build_connector_meta(scheduler_output)
         plan, self._plan = self._plan, HandoffPlan()
         self._step += 1
@@ -233,24 +263,65 @@ class SharedVolumeConnector(RequestGate):
         """Worker: read the planned embeddings into the encoder cache."""
         from vllm.platforms import current_platform
 
-        for identity, path in self._get_connector_metadata().loads.items():
+        for identity, source in self._get_connector_metadata().loads.items():
             if identity not in encoder_cache:
-                encoder_cache[identity] = load(path).to(current_platform.device_type)
+                encoder_cache[identity] = self.load(source).to(current_platform.device_type)
 
     def start_save_caches(self, **kwargs: Any) -> None:
-        """Worker: publish again what the engine still has cached but the store has lost."""
+        """Worker: publish again what the engine still has cached but may no longer have published."""
         encoder_cache: dict[str, torch.Tensor] = kwargs["encoder_cache"]
         for identity in self._get_connector_metadata().wanted & encoder_cache.keys():
             self.save_caches(encoder_cache, identity)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Worker: publish one embedding; a store that cannot be written fails the request, not the engine."""
+        """Worker: publish one embedding; when that fails its request fails later, and the engine lives."""
         if not self.is_producer:
             return
         try:
-            self._store.publish(mm_hash, encoder_cache[mm_hash])
+            self.publish(mm_hash, encoder_cache[mm_hash])
         except (OSError, IdentityError):
             logger.exception("embedding %s was not published", mm_hash)
+
+    def _let_go_of(self, key: tuple[str, int]) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._let_go.append((self._step, held))
+
+    def _let_go_of_all(self, request: Any) -> None:
+        for index in range(len(request.mm_features)):
+            self._let_go_of((request.request_id, index))
+
+
+class SharedVolumeConnector(LoadingConnector):
+    """Encode and its consumers share a directory."""
+
+    def __init__(self, vllm_config: Any, role: Any) -> None:
+        super().__init__(vllm_config, role)
+        root = vllm_config.ec_transfer_config.get_from_extra_config(STORE_KEY, None)
+        if not root:
+            raise ValueError(f"ec_connector_extra_config.{STORE_KEY} is missing; name the shared directory")
+        self._store = EmbeddingStore(Path(root))
+
+    def obtain(self, request: Any, indices: Sequence[int]) -> Obtained:
+        """Scheduler: open the embeddings, and keep them open until the request no longer needs them."""
+        return Obtained(missing=[index for index in indices if not self._hold(request, index)])
+
+    def load(self, source: Any) -> torch.Tensor:
+        """Worker: read an open file."""
+        return load(source)
+
+    def publish(self, identity: str, embedding: torch.Tensor) -> None:
+        """Worker: write the file."""
+        self._store.publish(identity, embedding)
+
+    def _hold(self, request: Any, index: int) -> bool:
+        key = (request.request_id, index)
+        if key not in self._held:
+            opened = self._open(request, index)
+            if opened is None:
+                return False
+            self._held[key] = opened
+        return True
 
     def _open(self, request: Any, index: int) -> OpenEmbedding | None:
         feature = request.mm_features[index]
@@ -262,11 +333,6 @@ class SharedVolumeConnector(RequestGate):
             opened.close()
             return None
         return opened
-
-    def _let_go_of(self, key: tuple[str, int]) -> None:
-        opened = self._held.pop(key, None)
-        if opened is not None:
-            self._let_go.append((self._step, opened))
 
 
 def needed(request: Any, num_computed_tokens: int) -> Iterator[int]:

@@ -15,16 +15,14 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from mmdisagg_workers.contract import ModelInfo, family
+from mmdisagg_workers.contract import INFO_PATH, STAGE_TOKEN_HEADER, ModelInfo, Role, family
 
 from .guard_rules import ROWS, StageRules, Violation
-from .settings import Role, WorkerSettings
+from .settings import WorkerSettings
 from .start_errors import BadSettings
 
-TOKEN_HEADER: Final = "x-mmdisagg-stage-token"  # noqa: S105  (a header's name)
-OPEN_PATHS: Final = frozenset({"/health", "/metrics", "/mmdisagg/v1/info"})
+OPEN_PATHS: Final = frozenset({"/health", "/metrics", INFO_PATH})
 """Probes, metrics and the worker's description are answered without the token."""
-_MEGABYTE: Final = 1 << 20
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -48,7 +46,7 @@ class StageGuard:
             await self._app(scope, receive, send)
             return
         if not self._knows_token(scope):
-            await _answer(send, Violation(f"missing or wrong {TOKEN_HEADER}", TOKEN_HEADER, 401))
+            await _answer(send, Violation(f"missing or wrong {STAGE_TOKEN_HEADER}", STAGE_TOKEN_HEADER, 401))
             return
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
@@ -80,16 +78,15 @@ class StageGuard:
 
     @cached_property
     def max_body(self) -> int:
-        """Bytes that a request of this role can need: base64 media by URL, or text and descriptors."""
-        media = self.settings.media
+        """Bytes that a leg of this role can have."""
         raw = ROWS[self.settings.topology, self.settings.role].raw
-        return (media.bytes * 2 * (media.images + media.videos) if raw else 7 * _MEGABYTE) + _MEGABYTE
+        return self.settings.media.leg_bytes(raw=raw)
 
     def _knows_token(self, scope: Scope) -> bool:
         token = self.settings.stage_token
         if token is None:
             return self.settings.role is Role.AGGREGATED
-        sent = next((value for name, value in scope["headers"] if name == TOKEN_HEADER.encode()), b"")
+        sent = next((value for name, value in scope["headers"] if name == STAGE_TOKEN_HEADER.encode()), b"")
         return hmac.compare_digest(sent, token.encode())
 
     def _rules(self, scope: Scope) -> StageRules:

@@ -20,10 +20,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mmdisagg_workers.contract import ContractError, Family, Geometry, Modality, check_identity
+from mmdisagg_workers.contract import (
+    ContractError,
+    Family,
+    Geometry,
+    Modality,
+    Role,
+    Topology,
+    check_identity,
+)
 
 from .embeds_payload import check_payload
-from .settings import MediaPolicy, Role, Topology
+from .settings import MediaPolicy
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETION: Final = "/v1/completions"

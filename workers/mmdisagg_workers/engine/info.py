@@ -17,13 +17,12 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from mmdisagg_workers.contract import CONTRACT_VERSION, Limits, ModelInfo
+from mmdisagg_workers.contract import CONTRACT_VERSION, INFO_PATH, Limits, ModelInfo
 
 from .main import installed_vllm
 from .settings import WorkerSettings
 from .start_errors import BadSettings
 
-PATH = "/mmdisagg/v1/info"
 WEIGHTS_PATH = "/mmdisagg/v1/weights"
 
 
@@ -35,7 +34,7 @@ class InfoEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes; they answer 503 until `init_state` has run."""
-        app.add_api_route(PATH, _answer_of(app), methods=["GET"], response_class=Response)
+        app.add_api_route(INFO_PATH, _answer_of(app), methods=["GET"], response_class=Response)
         app.add_api_route(WEIGHTS_PATH, _weights_of(app), methods=["GET"], response_class=Response)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:

@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import MutableMapping, Sequence
+from types import FrameType
 from typing import Final, NoReturn
+
+from mmdisagg_workers.contract import FAMILY, MEDIA, REVISION, STAGE_TOKEN, TOPOLOGY, Role
 
 from . import settings as env
 from .model_facts import model_facts, read_config
 from .parent_death import end_with_parent
-from .settings import Role, WorkerSettings, geometry_to_json
+from .settings import WorkerSettings, geometry_to_json
 from .start_errors import BadSettings, StartError, WrongEngineVersion, report
 from .worker_extension import EXTENSION
 
@@ -28,11 +31,11 @@ All other arguments go to vLLM's OpenAI server unchanged; list them with
   python -m vllm.entrypoints.launchers.api_server.entry --help
 
 environment:
-  {env.TOPOLOGY}         E/P/D, E/PD, EP/D or PD
-  {env.FAMILY}           Auto, or the family that the model must have
-  {env.REVISION}         hash of what must agree between engines
-  {env.STAGE_TOKEN}      the deployment's secret, {env.MIN_TOKEN_CHARS} characters or more
-  {env.MEDIA}            JSON: allowedHosts, allowPrivateNetworks, limits (images, videos, bytes, pixels)
+  {TOPOLOGY}         E/P/D, E/PD, EP/D or PD
+  {FAMILY}           Auto, or the family that the model must have
+  {REVISION}         hash of what must agree between engines
+  {STAGE_TOKEN}      the deployment's secret, {env.MIN_TOKEN_CHARS} characters or more
+  {MEDIA}            JSON: allowedHosts, allowPrivateNetworks, limits (images, videos, bytes, pixels)
   {env.DIE_WITH_PARENT}  process id of a local launcher to end with
 
 exit codes:
@@ -42,6 +45,9 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the worker until it is told to stop; return the exit code."""
+    # The kernel drops a signal that a container's first process has no handler for, and vLLM's own comes only
+    # after its import: a pod that is deleted meanwhile would load on until its grace period is over.
+    signal.signal(signal.SIGTERM, _end_at_once)
     own, vllm_args = _parser().parse_known_args(argv)
     try:
         prepare(own.role, vllm_args, os.environ)
@@ -65,7 +71,7 @@ def prepare(role: str, vllm_args: Sequence[str], environ: MutableMapping[str, st
         end_with_parent(named.launcher, signal.SIGTERM)
     model, revision = _model(vllm_args)
     facts = model_facts(read_config(model, revision), named.family)
-    environ[env.FAMILY] = facts.family.name
+    environ[FAMILY] = facts.family.name
     environ[env.GEOMETRY] = geometry_to_json(facts.geometry)
     return WorkerSettings.from_environ(environ)
 
@@ -88,6 +94,10 @@ def installed_vllm() -> str:
     except ImportError:
         return ""
     return str(vllm.__version__).partition("+")[0]
+
+
+def _end_at_once(number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -36,10 +36,14 @@ class ModelFacts:
 def read_config(model: str, revision: str | None = None) -> Mapping[str, Any]:
     """Read the `config.json` of a local directory or of a hub model (from the cache when offline).
 
+    The file may leave out what equals the default of its class (LLaVA's text width, a re-saved model's merge
+    size): those are filled in, as vLLM does.
+
     Raises:
         BadSettings: there is none.
     """
-    from transformers import PretrainedConfig
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
     try:
         config: Mapping[str, Any] = PretrainedConfig.get_config_dict(model, revision=revision)[0]
@@ -47,7 +51,13 @@ def read_config(model: str, revision: str | None = None) -> Mapping[str, Any]:
         raise BadSettings(f"--model: no config.json found for {model!r}: {error}") from None
     if not config:
         raise BadSettings(f"--model: no config.json found for {model!r}")
-    return config
+    if config.get("model_type") not in CONFIG_MAPPING:
+        return config
+    try:
+        complete: Mapping[str, Any] = AutoConfig.for_model(**config).to_dict()
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise BadSettings(f"--model: the config.json of {model!r} is malformed: {error}") from None
+    return complete
 
 
 def model_facts(config: Mapping[str, Any], named_family: str = AUTO) -> ModelFacts:

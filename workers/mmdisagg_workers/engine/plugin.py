@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from .settings import ROLE, Role
+from mmdisagg_workers.contract import Role
+
+from .settings import ROLE
 
 
 def register() -> None:

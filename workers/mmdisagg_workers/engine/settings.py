@@ -12,16 +12,23 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from mmdisagg_workers.contract import ContractError, Geometry, Placeholder
+from mmdisagg_workers.contract import (
+    FAMILY,
+    MEDIA,
+    REVISION,
+    STAGE_TOKEN,
+    TOPOLOGY,
+    ContractError,
+    Geometry,
+    MediaLimits,
+    Placeholder,
+    Role,
+    Topology,
+)
 
 from .start_errors import BadSettings
 
 ROLE: Final = "MMDISAGG_ROLE"
-TOPOLOGY: Final = "MMDISAGG_TOPOLOGY"
-FAMILY: Final = "MMDISAGG_FAMILY"
-REVISION: Final = "MMDISAGG_REVISION"
-STAGE_TOKEN: Final = "MMDISAGG_STAGE_TOKEN"  # noqa: S105  (a variable's name)
-MEDIA: Final = "MMDISAGG_MEDIA"
 GEOMETRY: Final = "MMDISAGG_GEOMETRY"
 DIE_WITH_PARENT: Final = "MMDISAGG_DIE_WITH_PARENT"
 """Process id of a local launcher: the worker ends when that process, its parent, is gone."""
@@ -32,56 +39,17 @@ MIN_TOKEN_CHARS: Final = 32
 _C = TypeVar("_C", bound=StrEnum)
 
 
-class Role(StrEnum):
-    """What this worker does with a request."""
-
-    ENCODE = "encode"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    AGGREGATED = "aggregated"
-
-
-class Topology(StrEnum):
-    """Which roles the deployment has."""
-
-    E_P_D = "E/P/D"
-    E_PD = "E/PD"
-    EP_D = "EP/D"
-    PD = "PD"
-
-    @property
-    def roles(self) -> frozenset[Role]:
-        """The engine roles of this topology; an aggregated worker stands beside any of them."""
-        return _ROLES[self]
-
-
-_ROLES: Final[Mapping[Topology, frozenset[Role]]] = {
-    Topology.E_P_D: frozenset({Role.ENCODE, Role.PREFILL, Role.DECODE}),
-    Topology.E_PD: frozenset({Role.ENCODE, Role.DECODE}),
-    Topology.EP_D: frozenset({Role.PREFILL, Role.DECODE}),
-    Topology.PD: frozenset({Role.DECODE}),
-}
-
-
 @dataclass(frozen=True)
-class MediaPolicy:
+class MediaPolicy(MediaLimits):
     """Where media may come from and how much of them one request may carry.
 
     Attributes:
         allowed_hosts: if not empty, the only hosts to fetch from: exact names or `*.suffix`.
         allow_private_networks: whether a listed host may have a private address.
-        images: pictures per request.
-        videos: videos per request.
-        bytes: bytes per medium.
-        pixels: pixels per picture or video frame.
     """
 
     allowed_hosts: tuple[str, ...] = ()
     allow_private_networks: bool = False
-    images: int = 8
-    videos: int = 1
-    bytes: int = 20 * 2**20
-    pixels: int = 40_000_000
 
     @classmethod
     def from_json(cls, text: str) -> MediaPolicy:
@@ -101,13 +69,13 @@ class MediaPolicy:
             raise BadSettings(f"{MEDIA}: allowedHosts is {hosts!r}; give a list of host names")
         if not isinstance(private, bool):
             raise BadSettings(f"{MEDIA}: allowPrivateNetworks is {private!r}; give true or false")
-        for name, value in limits.items():
-            if type(value) is not int or value < 0:
-                raise BadSettings(f"{MEDIA}: limits.{name} is {value!r}; give an integer, 0 or more")
-        return cls(tuple(h.lower().rstrip(".") for h in hosts), private, **limits)
+        try:
+            return cls(tuple(h.lower().rstrip(".") for h in hosts), private, **limits)
+        except ContractError as error:
+            raise BadSettings(f"{MEDIA}: {error}") from None
 
 
-_LIMITS: Final = frozenset(f.name for f in fields(MediaPolicy)) - {"allowed_hosts", "allow_private_networks"}
+_LIMITS: Final = frozenset(f.name for f in fields(MediaLimits))
 
 
 @dataclass(frozen=True)

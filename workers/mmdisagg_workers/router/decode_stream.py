@@ -7,6 +7,7 @@ has reached the client, the prompt can be compared, and a failure can be tried a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -44,6 +45,10 @@ class EventStream:
     def relax(self) -> None:
         """Bound the next wait by the idle deadline."""
         self._clock.allow(self._idle)
+
+    def pause(self) -> None:
+        """Count no time against the engine until `relax`, but that of the request as a whole."""
+        self._clock.allow(math.inf)
 
     async def finish(self) -> None:
         """Read what follows the last event, so that the connection can be used again."""

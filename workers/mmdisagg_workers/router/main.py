@@ -15,7 +15,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from mmdisagg_workers.contract import STAGE_TOKEN, STAGES, DecodeForm, Role, topology_of
+from mmdisagg_workers.contract import MEDIA, STAGE_TOKEN, STAGES, DecodeForm, Role, topology_of
 
 from .admission import Admission
 from .api_server import Access, ApiServer
@@ -39,16 +39,16 @@ from .settings import (
 EXIT_BAD_SETTINGS: Final = 42
 AUTO: Final = "Auto"
 
-_EPILOG: Final = """\
+_EPILOG: Final = f"""\
 The roles that are given make the topology: encode, prefill and decode (E/P/D), encode and decode
 (E/PD), prefill and decode (EP/D), decode alone (PD). A role with several engines takes several URLs.
 In a pod, --discover finds the engines of a deployment instead, while they come and go: the newest
 revision with a ready engine for every role of its topology serves.
 
 environment:
-  MMDISAGG_STAGE_TOKEN  secret that the engines require; sent with each leg, never logged
-  MMDISAGG_MEDIA        JSON as the engines get it; read here:
-                        {"limits": {"images", "videos", "bytes", "pixels"}}
+  {STAGE_TOKEN}  secret that the engines require; sent with each leg, never logged
+  {MEDIA}        JSON as the engines get it; read here:
+                        {{"limits": {{"images", "videos", "bytes", "pixels"}}}}
 
 SIGTERM or SIGINT: no new connections, /ready answers 503, requests in flight are finished.
 """
@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
         cli, "--stage-timeout", defaults.stage, "for an encode or prefill leg, or decode's first token"
     )
     _add_seconds(cli, "--idle-timeout", defaults.idle, "between two pieces of a stream")
+    _add_seconds(cli, "--write-timeout", defaults.write, "until a client has taken a piece of its stream")
     _add_seconds(cli, "--drain-timeout", 30.0, "for requests in flight at shutdown")
     return cli
 
@@ -121,6 +122,7 @@ def settings_from(options: argparse.Namespace, environment: Mapping[str, str]) -
             connect=options.connect_timeout,
             stage=options.stage_timeout,
             idle=options.idle_timeout,
+            write=options.write_timeout,
             request=options.request_timeout,
         ),
         max_in_flight=options.max_in_flight,

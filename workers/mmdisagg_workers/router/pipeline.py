@@ -14,8 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import msgspec
-
 from mmdisagg_workers.contract import Role, Topology
 
 from . import legs
@@ -29,7 +27,7 @@ from .engines import EngineSet
 from .errors import EngineFailedError, StageError, UnreachableError
 from .events import drop_token_ids, drop_transfer_params, without_token_ids, without_transfer_params
 from .legs import EncodedMedia, Leg, Model
-from .replies import check_placeholders, check_same_prompt, prefilled_media, read_reply
+from .replies import check_placeholders, check_same_prompt, prefilled_media, read_answer
 from .settings import Deadlines
 from .trace import Trace
 from .validation import ClientMedium
@@ -191,12 +189,11 @@ class Pipeline:
         body = run.job.body
         endpoint = await self._dispatcher.choose(leg.role, run.tried)
         data = await self._dispatcher.client.answer(endpoint, leg, run.trace, self._deadlines.request)
-        reply = read_reply(leg.role, data)
+        answer, reply = read_answer(leg.role, data)
         # Before the prompt: an error with status 200 has none either, and may be tried again.
         if not reply.choices:
             raise EngineFailedError(Role.DECODE, "the answer has no choices")
         self._check_prompt(run.job, prefilled, reply.prompt)
-        answer = _parsed(data)
         if leg.path == legs.COMPLETION_PATH and isinstance(body, ChatBody):
             answer = chat_answer(answer, _role(body))
         drop_transfer_params(answer)
@@ -233,15 +230,6 @@ def _may_decode_again(job: Job, error: StageError) -> bool:
     if error.stage != Role.DECODE:
         return False
     return job.topology.hands_over_kv or isinstance(error, UnreachableError)
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        # What `read_reply` skips, it does not check.
-        raise EngineFailedError(Role.DECODE, f"the engine's answer cannot be read: {error}") from None
-    return answer
 
 
 def _transform(leg: Leg, body: Body) -> Transform:

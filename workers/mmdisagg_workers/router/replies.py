@@ -75,6 +75,19 @@ def read_reply(stage: str, data: bytes) -> EngineReply:
         raise EngineFailedError(stage, f"the engine's answer cannot be read: {error}") from None
 
 
+def read_answer(stage: str, data: bytes) -> tuple[dict[str, Any], EngineReply]:
+    """Read an engine's answer as a whole, for the client, and the parts of it that are checked.
+
+    Raises:
+        EngineFailedError: it is no answer of the API.
+    """
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(data)
+        return answer, msgspec.convert(answer, EngineReply)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineFailedError(stage, f"the engine's answer cannot be read: {error}") from None
+
+
 def engine_error(stage: str, status: int, data: bytes) -> RouterError:
     """Turn an engine's error response into the router's: 4xx is the client's, the rest the engine's.
 

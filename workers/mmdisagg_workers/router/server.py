@@ -2,7 +2,8 @@
 
 Each request ends in exactly one outcome, which its log line and the metrics name:
 `ok`, `overloaded` (not admitted), `invalid` (the router refused), `refused` (an engine refused), `failed`,
-`timeout`, `mismatch`, `unavailable`, `internal_error` (the router itself failed), `client_gone`.
+`timeout`, `mismatch`, `unavailable`, `internal_error` (the router itself failed), `client_gone`,
+`client_slow` (it did not take its stream).
 """
 
 from __future__ import annotations
@@ -75,7 +76,19 @@ Parser = Callable[[bytes], Body]
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection; there is nobody to answer.
+
+    Attributes:
+        outcome: of the request.
+    """
+
+    outcome = "client_gone"
+
+
+class ClientSlowError(ClientGoneError):
+    """The client does not take its answer; it is not waited for any longer."""
+
+    outcome = "client_slow"
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,10 @@ class Front:
             response, failure = await self._answer(request, parse, trace)
             status, outcome = response.status, _outcome(failure)
             return response
-        except ClientGoneError:
+        except ClientGoneError as gone:
+            outcome = gone.outcome
+            if request.transport is not None:
+                request.transport.abort()
             return web.Response(status=status)
         finally:
             self.metrics.record(trace, outcome)
@@ -189,7 +205,7 @@ class Front:
                     return _json(answer.body, trace.headers()), None
                 stream = web.StreamResponse(headers=_STREAM_HEADERS | trace.headers())
                 await _prepare(stream, request)
-                await _relay(answer, stream)
+                await self._relay(answer, stream)
                 delivered = stream
                 await _finish(answer)
         except ClientGoneError:
@@ -199,8 +215,44 @@ class Front:
                 # The client has seen [DONE]: nothing may follow it, and nothing is wrong with its answer.
                 return delivered, None
             failure = _typed(error, trace.request_id)
-            return await _failed(failure, stream, trace), failure
+            return await self._failed(failure, stream, trace), failure
         return stream, None
+
+    async def _relay(self, answer: StreamAnswer, stream: web.StreamResponse) -> None:
+        batch: list[bytes] | None = answer.head
+        while batch is not None:
+            end = next((i for i, event in enumerate(batch) if event == DONE or is_error(event)), len(batch))
+            pass
+            await self._write(stream, _joined(map(answer.transform, batch[:end])))
+            if end < len(batch):
+                return await self._close(stream, batch[end])
+            answer.rest.relax()
+            batch = await answer.rest.batch()
+        raise UnreachableError("decode", "the stream broke off")
+
+    async def _close(self, stream: web.StreamResponse, event: bytes) -> None:
+        if event != DONE:
+            raise broken(event)
+        await self._write(stream, DONE + END)
+
+    async def _failed(
+        self, error: RouterError, stream: web.StreamResponse | None, trace: Trace
+    ) -> web.StreamResponse:
+        if stream is None:
+            return _error_response(error, trace.headers())
+        # The status is sent: the client learns of the failure by an event, and never sees [DONE].
+        await self._write(stream, event_of(error.body()) + END)
+        return stream
+
+    async def _write(self, stream: web.StreamResponse, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self.settings.deadlines.write):
+                await stream.write(data)
+        except ConnectionError:
+            # aiohttp's client side raises the same for a lost engine.
+            raise ClientGoneError from None
+        except TimeoutError:
+            raise ClientSlowError from None
 
     async def _open(self, stack: AsyncExitStack, body: Body, trace: Trace) -> Answer:
         """Begin the answer; a request that outlives its engines starts again, once, with the next."""
@@ -261,34 +313,6 @@ def _typed(error: Exception, request_id: str) -> RouterError:
     return InternalError("The router failed; its log has the cause under this request's id.")
 
 
-async def _failed(error: RouterError, stream: web.StreamResponse | None, trace: Trace) -> web.StreamResponse:
-    if stream is None:
-        return _error_response(error, trace.headers())
-    # The status is sent: the client learns of the failure by an event, and never sees [DONE].
-    await _write(stream, event_of(error.body()) + END)
-    return stream
-
-
-async def _relay(answer: StreamAnswer, stream: web.StreamResponse) -> None:
-    batch: list[bytes] | None = answer.head
-    transform = answer.transform
-    while batch is not None:
-        for index, event in enumerate(batch):
-            if event == DONE or is_error(event):
-                await _write(stream, _joined(map(transform, batch[:index])))
-                return await _close(stream, event)
-        await _write(stream, _joined(map(transform, batch)))
-        answer.rest.relax()
-        batch = await answer.rest.batch()
-    raise UnreachableError("decode", "the stream broke off")
-
-
-async def _close(stream: web.StreamResponse, event: bytes) -> None:
-    if event != DONE:
-        raise broken(event)
-    await _write(stream, DONE + END)
-
-
 async def _finish(answer: StreamAnswer) -> None:
     # The answer is complete; what the engine does with the connection now concerns nobody.
     with suppress(StageError, TimeoutError, aiohttp.ClientError):
@@ -303,14 +327,6 @@ def _joined(events: Iterable[bytes]) -> bytes:
 async def _prepare(stream: web.StreamResponse, request: web.Request) -> None:
     try:
         await stream.prepare(request)
-    except ConnectionError:
-        raise ClientGoneError from None
-
-
-async def _write(stream: web.StreamResponse, data: bytes) -> None:
-    # A lost client raises an error that the client side of aiohttp also raises for a lost engine.
-    try:
-        await stream.write(data)
     except ConnectionError:
         raise ClientGoneError from None
 

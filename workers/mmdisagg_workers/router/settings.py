@@ -34,12 +34,14 @@ class Deadlines:
         connect: until a connection to an engine stands.
         stage: until an encode or prefill leg is answered, or decode's stream begins.
         idle: between two pieces of decode's stream.
+        write: until a client has taken a piece of its stream.
         request: for the request as a whole, its stream included.
     """
 
     connect: float = 5.0
     stage: float = 300.0
     idle: float = 120.0
+    write: float = 60.0
     request: float = 600.0
 
 

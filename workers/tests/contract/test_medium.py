@@ -208,8 +208,7 @@ def test_deepstack_layers_widen_the_embedding():
 
 def test_geometry_of_families_without_an_own_output_width():
     qwen2 = {
-        "hidden_size": 96,
-        "vision_config": {"spatial_merge_size": 2},
+        "vision_config": {"hidden_size": 96, "embed_dim": 32, "spatial_merge_size": 2},
         "image_token_id": 1,
         "video_token_id": 2,
     }
@@ -222,6 +221,33 @@ def test_geometry_of_families_without_an_own_output_width():
 def test_a_config_without_a_needed_fact_is_refused(missing):
     with pytest.raises(ContractError, match=missing):
         geometry_from_config(family("Qwen2.5-VL"), {k: v for k, v in QWEN_CONFIG.items() if k != missing})
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("Qwen2-VL", "hidden_size"),
+        ("Qwen2-VL", "spatial_merge_size"),
+        ("Qwen2.5-VL", "out_hidden_size"),
+        ("Qwen2.5-VL", "spatial_merge_size"),
+        ("Qwen3-VL", "spatial_merge_size"),
+        ("Qwen3-VL", "deepstack_visual_indexes"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, "2", True, 0, 2.0])
+def test_a_shape_is_never_guessed(name, missing, value):
+    vision = {"hidden_size": 8, "out_hidden_size": 8, "spatial_merge_size": 2, "deepstack_visual_indexes": []}
+    config = QWEN_CONFIG | {"vision_config": vision}
+    assert geometry_from_config(family(name), config).embedding_width == 8
+    with pytest.raises(ContractError, match=rf"vision_config\.{missing}"):
+        geometry_from_config(family(name), config | {"vision_config": vision | {missing: value}})
+    with pytest.raises(ContractError):
+        geometry_from_config(family(name), {k: v for k, v in config.items() if k != "vision_config"})
+
+
+def test_llavas_width_is_that_of_its_text():
+    with pytest.raises(ContractError, match=r"text_config\.hidden_size"):
+        geometry_from_config(family("LLaVA"), LLAVA_CONFIG | {"text_config": {}})
 
 
 def test_infos_survive_the_wire_and_name_what_differs():

@@ -21,14 +21,14 @@ def store(tmp_path):
 def test_what_was_published_is_loaded(store, dtype):
     store.publish(ID, EMBEDDING.to(dtype))
     opened = store.open(ID)
-    loaded = load(opened.path)
+    loaded = load(opened.source)
     assert (opened.shape, loaded.dtype) == ((16, 4), dtype)
     assert torch.equal(loaded, EMBEDDING.to(dtype))
 
 
 def test_a_view_is_published_alone(store):
     store.publish(ID, EMBEDDING[4:8])
-    assert torch.equal(load(store.open(ID).path), EMBEDDING[4:8])
+    assert torch.equal(load(store.open(ID).source), EMBEDDING[4:8])
 
 
 @pytest.mark.case("x01")
@@ -36,7 +36,7 @@ def test_an_open_embedding_outlives_its_removal(store):
     store.publish(ID, EMBEDDING)
     opened = store.open(ID)
     os.remove(store.path(ID))
-    assert torch.equal(load(opened.path), EMBEDDING)
+    assert torch.equal(load(opened.source), EMBEDDING)
     opened.close()
     assert store.open(ID) is None
 

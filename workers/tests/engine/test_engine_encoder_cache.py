@@ -8,6 +8,7 @@ import torch
 from test_engine_guard import GEOMETRY as GEOMETRY_JSON
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
+from mmdisagg_workers.contract import FAMILY
 from mmdisagg_workers.engine import encoder_cache, media_report
 from mmdisagg_workers.engine.embedding_store import EmbeddingStore
 from mmdisagg_workers.engine.encoder_cache import (
@@ -16,7 +17,7 @@ from mmdisagg_workers.engine.encoder_cache import (
     SharedVolumeConnector,
     needed,
 )
-from mmdisagg_workers.engine.settings import FAMILY, GEOMETRY
+from mmdisagg_workers.engine.settings import GEOMETRY
 
 A, B = "aa" * 32, "bb" * 32
 WIDTH = 8

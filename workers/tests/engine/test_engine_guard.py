@@ -6,9 +6,16 @@ import pytest
 from test_engine_guard_rules import EMBEDS, RAW, chat
 from test_engine_settings import MINIMAL, TOKEN
 
-from mmdisagg_workers.contract import Geometry, Placeholder
+from mmdisagg_workers.contract import (
+    LEG_BYTES,
+    STAGE_TOKEN_HEADER,
+    TEXT_BYTES,
+    Geometry,
+    MediaLimits,
+    Placeholder,
+)
 from mmdisagg_workers.engine import settings as names
-from mmdisagg_workers.engine.guard import OPEN_PATHS, TOKEN_HEADER, StageGuard
+from mmdisagg_workers.engine.guard import OPEN_PATHS, StageGuard
 from mmdisagg_workers.engine.settings import geometry_to_json
 
 GEOMETRY = geometry_to_json(Geometry(128, 2, {"image": Placeholder(12, "<|image_pad|>")}))
@@ -45,7 +52,7 @@ class Client:
             for i, p in enumerate(pieces)
         ]
         messages.append({"type": "http.disconnect"})
-        headers = [] if token is None else [(TOKEN_HEADER.encode(), token.encode())]
+        headers = [] if token is None else [(STAGE_TOKEN_HEADER.encode(), token.encode())]
         scope = {"type": scope_type, "path": path, "method": method, "headers": headers}
 
         async def receive():
@@ -145,15 +152,16 @@ async def test_a_body_that_is_no_json_is_refused(app, content):
 async def test_a_body_larger_than_the_media_limits_is_refused(app, worker):
     worker(role="encode", **{names.MEDIA: '{"limits":{"bytes":10,"images":1,"videos":0}}'})
     client = Client(app)
-    assert await client(CHAT, b" " * (2**20 + 21), piece=2**16) == 413
+    largest = MediaLimits(bytes=10, images=1, videos=0).leg_bytes(raw=True)
+    assert await client(CHAT, b" " * (largest + 1), piece=2**16) == 413
     assert app.bodies == []
 
 
 async def test_roles_that_take_descriptors_take_no_large_bodies(app, worker):
     worker(role="decode")
-    assert Client(app).guard.max_body == 8 * 2**20
+    assert Client(app).guard.max_body == TEXT_BYTES + LEG_BYTES
     worker(role="encode")
-    assert Client(app).guard.max_body == 361 * 2**20
+    assert Client(app).guard.max_body == MediaLimits().body_bytes + LEG_BYTES
 
 
 @pytest.mark.usefixtures("worker")
@@ -173,7 +181,7 @@ async def test_a_client_that_leaves_while_sending_is_no_error(app):
     async def send(message):
         client.sent.append(message)
 
-    headers = [(TOKEN_HEADER.encode(), TOKEN.encode())]
+    headers = [(STAGE_TOKEN_HEADER.encode(), TOKEN.encode())]
     scope = {"type": "http", "path": CHAT, "method": "POST", "headers": headers}
     await client.guard(scope, receive, send)
     assert client.sent == []

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engine_embeds_payload import bare_zeros, values, zeros
 
-from mmdisagg_workers.contract import Geometry, Placeholder, family
+from mmdisagg_workers.contract import Geometry, Placeholder, Role, Topology, family
 from mmdisagg_workers.engine.guard_rules import CHAT, COMPLETION, ROWS, StageRules
-from mmdisagg_workers.engine.settings import MediaPolicy, Role, Topology
+from mmdisagg_workers.engine.settings import MediaPolicy
 
 PLACEHOLDERS = {"image": Placeholder(12, "<|image_pad|>"), "video": Placeholder(13, "<|video_pad|>")}
 RULES = StageRules(

@@ -8,9 +8,9 @@ from fastapi.testclient import TestClient
 from test_engine_guard import GEOMETRY
 from test_engine_settings import MINIMAL
 
-from mmdisagg_workers.contract import ModelInfo
+from mmdisagg_workers.contract import INFO_PATH, ModelInfo
 from mmdisagg_workers.engine import settings as names
-from mmdisagg_workers.engine.info import PATH, InfoEndpoint, model_info
+from mmdisagg_workers.engine.info import InfoEndpoint, model_info
 from mmdisagg_workers.engine.start_errors import BadSettings
 
 ENVIRON = MINIMAL | {names.GEOMETRY: GEOMETRY, names.FAMILY: "Qwen2.5-VL", names.REVISION: "r1"}
@@ -49,11 +49,11 @@ async def test_the_endpoint_answers_once_the_engine_is_up(monkeypatch):
     plugin = InfoEndpoint()
     plugin.attach_router(app)
     client = TestClient(app)
-    assert client.get(PATH).status_code == 503
+    assert client.get(INFO_PATH).status_code == 503
     engine = Engine()
     await plugin.init_state(engine, app.state, None)
     assert engine.called == ["restore_cores"]
-    answer = client.get(PATH)
+    answer = client.get(INFO_PATH)
     assert answer.headers["content-type"] == "application/json"
     info = ModelInfo.from_json(answer.content)
     assert (info.embedding_dtype, info.limits.max_model_len) == ("bfloat16", 4096)
@@ -64,7 +64,7 @@ async def test_a_server_without_engine_stays_unready():
     plugin = InfoEndpoint()
     plugin.attach_router(app)
     await plugin.init_state(None, app.state, None)
-    assert TestClient(app).get(PATH).status_code == 503
+    assert TestClient(app).get(INFO_PATH).status_code == 503
 
 
 def test_it_is_an_endpoint_plugin():

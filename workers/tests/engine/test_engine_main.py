@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,27 @@ def test_vllm_gets_all_other_arguments_unchanged_and_the_weight_report(model, mo
         launcher.main(["--role", "decode", *arguments])
     assert end.value.code == 0
     assert seen == [[*arguments, "--worker-extension-cls", EXTENSION]]
+
+
+STARTING = """
+import sys, time
+from mmdisagg_workers.engine import main as launcher
+launcher.prepare = lambda *_: (print("prepares", flush=True), time.sleep(60))
+launcher.main(["--role", "encode"])
+"""
+AS_FIRST_PROCESS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"]
+
+
+def test_a_containers_first_process_ends_when_it_is_told_to_before_vllm_is_there():
+    """Given a process 1: the kernel drops signals that it has no handler for."""
+    if subprocess.run([*AS_FIRST_PROCESS, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of processes can be made here")
+    command = [*AS_FIRST_PROCESS, sys.executable, "-c", STARTING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as outer:
+        assert outer.stdout.readline() == "prepares\n"
+        (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        os.kill(int(inner), signal.SIGTERM)
+        assert outer.wait(10) == 128 + signal.SIGTERM
 
 
 def test_a_pod_finds_the_message_as_termination_message(tmp_path):

@@ -48,6 +48,32 @@ def test_the_config_of_a_directory_is_read(tmp_path):
     assert read_config(str(tmp_path))["image_token_id"] == 12
 
 
+def test_what_the_file_leaves_out_is_the_default_of_its_class(tmp_path):
+    # As llava-hf/llava-1.5-7b-hf is published: the width of its text model is nowhere in the file.
+    published = {
+        "model_type": "llava",
+        "image_token_index": 32000,
+        "text_config": {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096},
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024, "num_attention_heads": 16},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    facts = model_facts(read_config(str(tmp_path)))
+    assert facts.geometry.embedding_width == 4096
+    assert facts.geometry.placeholders["image"].token_id == 32000
+
+
+def test_a_config_that_its_class_refuses_is_refused(tmp_path):
+    broken = QWEN | {"vision_config": {"depth": "many"}}
+    (tmp_path / "config.json").write_text(json.dumps(broken))
+    with pytest.raises(BadSettings, match="--model"):
+        read_config(str(tmp_path))
+
+
+def test_a_config_of_an_unknown_class_is_read_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "nobody-knows", "x": 1}')
+    assert read_config(str(tmp_path)) == {"model_type": "nobody-knows", "x": 1}
+
+
 def test_a_directory_without_config_is_refused(tmp_path):
     with pytest.raises(BadSettings, match="--model"):
         read_config(str(tmp_path))

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdisagg_operator.plan import environment
-from mmdisagg_workers.contract import Geometry, Placeholder
+from mmdisagg_workers.contract import Geometry, Placeholder, Role, Topology
 from mmdisagg_workers.engine import settings as names
 from mmdisagg_workers.engine.settings import (
     MediaPolicy,
-    Role,
-    Topology,
     WorkerSettings,
     geometry_from_json,
     geometry_to_json,

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from deadlines import DEADLINES
 from scripted_engines import MODEL, changed, chat, image_part, picture
 from waiting import eventually
@@ -159,3 +160,60 @@ async def test_a_comment_that_keeps_the_connection_alive_passes(deploy):
 
     assert reply.body.startswith(b": keep-alive\n\n")
     assert reply.events[-1] == "[DONE]"
+
+
+# -- clients that take their time ------------------------------------------------------------------
+
+PIECE = "x" * 1_000_000
+PIECES = 24
+"""More than the buffers of both sides of a connection hold."""
+
+
+async def writes_much(engine, request, body):
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for _ in range(PIECES):
+        chunk = {"choices": [{"index": 0, "delta": {"content": PIECE}}]}
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def ask_and_read_nothing(deployment):
+    """Send a request for a stream, and return what would read it."""
+    host, port = deployment.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=2**16)
+    body = json.dumps(chat("hi", stream=True)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def test_a_client_that_reads_slowly_costs_no_idle_time_of_decode(deploy):
+    deployment = await deploy("PD", deadlines={"idle": 0.2})
+    deployment.decode.faults = [writes_much]
+    reader, writer = await ask_and_read_nothing(deployment)
+    await eventually(lambda: deployment.decode.active == 1)
+    await asyncio.sleep(0.6)
+
+    received = b""
+    async with asyncio.timeout(8):
+        while b"[DONE]" not in received[-100:]:
+            received += await reader.read(2**20)
+
+    assert received.count(PIECE.encode()) == PIECES
+    writer.close()
+    await eventually(lambda: [line["outcome"] for line in deployment.log] == ["ok"])
+
+
+async def test_a_client_that_does_not_read_is_given_up(deploy):
+    deployment = await deploy("PD", deadlines={"write": 0.2}, max_in_flight=1)
+    deployment.decode.faults = [writes_much]
+    _, writer = await ask_and_read_nothing(deployment)
+
+    await eventually(lambda: [line["outcome"] for line in deployment.log] == ["client_slow"])
+
+    await eventually(lambda: deployment.decode.active == 0)
+    assert deployment.decode.recorded[0].gone
+    assert (await deployment.post(chat("hi"))).status == 200
+    writer.close()

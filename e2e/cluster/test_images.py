@@ -1,7 +1,21 @@
 """The images start as any user on a read-only root, and hold what they should."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
+OWN = {"mmdisagg_operator": ROOT / "operator", "mmdisagg_workers": ROOT / "workers"}
+DIGEST = """
+import hashlib, sys
+from importlib.util import find_spec
+from pathlib import Path
+for name in sys.argv[1:]:
+    folder = Path(find_spec(name).origin).parent
+    files = sorted(folder.rglob("*.py"))
+    print(name, hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest())
+"""
 PROGRAMS = {"worker": "mmdisagg-worker", "router": "mmdisagg-router", "operator": "mmdisagg-operator"}
 WHERE_IS = (
     "from importlib.util import find_spec as f; print(*(name for name in {names!r}.split() if f(name)))"
@@ -21,6 +35,19 @@ def test_the_plans_command_is_there(pods, image, name):
     """The operator's pods name the program, whatever the image's entry point is."""
     ended = pods.run(image(name), "--help", command=[PROGRAMS[name]])
     assert ended.code == 0, ended.log
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_holds_this_very_tree(pods, image, name):
+    """Given a builder with layers of earlier builds: what is old in them would be tested here."""
+    ended = pods.run(image(name), "-c", DIGEST, *OWN, command=["python3"])
+    assert dict(line.split() for line in ended.log.splitlines()) == {
+        package: digest(folder / package) for package, folder in OWN.items()
+    }
+
+
+def digest(folder):
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["router", "operator"])
