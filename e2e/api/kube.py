@@ -170,10 +170,10 @@ class Kube:
         return found
 
 
-def with_crd(kube: Kube) -> Kube:
-    """Install the CRD, and return when it can be used."""
+def with_crd(kube: Kube, changed: Callable[[Json], Json] = lambda crd: crd) -> Kube:
+    """Install the CRD, or a changed one, and return when it can be used."""
     (file,) = (ROOT / "crds").glob("*.yaml")
-    crd = yaml.safe_load(file.read_text())
+    crd = changed(yaml.safe_load(file.read_text()))
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
     query = {"fieldManager": "tests", "force": "true"}
     answer = kube.request("PATCH", path, crd, content_type="application/apply-patch+yaml", params=query)
@@ -216,6 +216,11 @@ class Deployed:
         found = self.kube.get(RESOURCE, self.namespace, self.name)
         assert found is not None
         return found
+
+    def apply(self, document: Json, *words: str) -> subprocess.CompletedProcess[str]:
+        """Do what a user does who keeps the resource in a file: `kubectl apply --server-side`."""
+        body = {**document, "metadata": {"name": self.name, "namespace": self.namespace}}
+        return self.kube.kubectl("apply", "--server-side", "-f", "-", *words, manifest=body)
 
     def status(self) -> Json:
         return self.resource().get("status") or {}

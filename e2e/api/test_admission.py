@@ -28,10 +28,22 @@ def test_a_rule_refuses_the_wrong_resource_and_names_the_field(kube, example):
     assert any(cause["field"].startswith(example.path) for cause in causes), causes
 
 
-def test_a_name_that_makes_too_long_children_is_refused(kube):
+@pytest.mark.parametrize("name", ["d", "demo-1", "d" * 40])
+def test_a_name_from_which_all_children_can_be_named_is_taken(kube, name):
     made = document()
-    made["metadata"]["name"] = "d" * 41
-    assert "at most 40" in tried(kube, made).text
+    made["metadata"]["name"] = name
+    answer = tried(kube, made)
+    assert answer.status_code == 201, answer.text
+
+
+@pytest.mark.parametrize("name", ["1demo", "demo.example", "d" * 41])
+def test_a_name_from_which_a_child_could_not_be_named_is_refused(kube, name):
+    """Kubernetes itself takes each of them as the name of a resource."""
+    made = document()
+    made["metadata"]["name"] = name
+    answer = tried(kube, made)
+    assert answer.status_code == 422
+    assert "metadata.name: at most 40 of a-z, 0-9 and '-', a letter first" in answer.text
 
 
 @pytest.mark.parametrize("topology", Topology)
@@ -64,10 +76,13 @@ def test_the_columns_are_those_that_people_look_for(kube, deployed, operator):
     deployed.wish(document())
     deployed.says("Available", "False", "Starting")
     short = kube.kubectl("get", "mmdd", "-n", deployed.namespace).stdout.splitlines()
-    assert short[0].split() == ["NAME", "MODEL", "ENCODE", "PREFILL", "DECODE", "READY", "REASON", "AGE"]
-    assert short[1].split()[:7] == ["demo", "model", "0/1", "0/1", "0/1", "False", "Starting"]
-    wide = kube.kubectl("get", "mmdd", "-n", deployed.namespace, "-o", "wide").stdout
-    assert f"http://demo-router.{deployed.namespace}.svc:8000" in wide
+    assert short[0].split() == ["NAME", "MODEL", "ENCODE", "PREFILL", "DECODE", "READY", "REASON"]
+    assert short[1].split() == ["demo", "model", "0/1", "0/1", "0/1", "False", "Starting"]
+    wide = kube.kubectl("get", "mmdd", "-n", deployed.namespace, "-o", "wide").stdout.splitlines()
+    assert wide[0].split() == [*short[0].split(), "URL", "AGE"]
+    url, age = wide[1].split()[-2:]
+    assert url == f"http://demo-router.{deployed.namespace}.svc:8000"
+    assert age[0].isdigit()
     described = kube.kubectl("describe", "mmdd", "demo", "-n", deployed.namespace).stdout
     assert "encode: 1 of 1 pods being made" in described
 

@@ -1,25 +1,50 @@
-"""Operators that die, compete, lose their connections, or may do little."""
+"""Operators that die, compete, or lose their connections; `e2e/charts` has one that may do little."""
 
 import signal
 import socket
 import threading
 import time
 
-from documents import document
-from kube import CHILDREN, DEPLOYMENT, LEASE, Deployed, until
-from operators import Operator
+from documents import document, with_volume
+from kube import CHILDREN, DEPLOYMENT, LEASE, until
 
-from mmdisagg_operator.kinds import POD, RESOURCE, SECRET
+from mmdisagg_operator.api import Topology
 
 
 def test_an_operator_that_dies_in_the_middle_of_a_change_is_no_loss(start, deployed):
     first = start().wait_until_it_leads()
-    deployed.wish(document())
+    deployed.wish(with_volume())
     until("the first objects", lambda: deployed.names(CHILDREN[1]))
     first.stop(signal.SIGKILL)
     start()
     deployed.is_made()
     assert {kind.name for kind in CHILDREN if not deployed.names(kind)} == set()
+
+
+def test_an_operator_that_dies_while_it_follows_an_edit_is_no_loss(start, deployed):
+    """Given a change of every object: new limits, and a role that goes."""
+    first = start().wait_until_it_leads()
+    deployed.wish(with_volume())
+    deployed.is_made()
+    first.is_quiet()
+
+    def changed():
+        return {
+            w["metadata"]["name"]
+            for w in deployed.kube.list(DEPLOYMENT, deployed.namespace)
+            if "8192" in str(w)
+        }
+
+    deployed.wish(document(Topology.EP_D, {"engine": {"maxModelLen": 8192}}))
+    until(
+        "the first sign of the change", lambda: changed() or "demo-encode" not in deployed.names(DEPLOYMENT)
+    )
+    first.stop(signal.SIGKILL)
+    start()
+    until("the status", lambda: deployed.status()["observedGeneration"] == 2)
+    assert changed() == {"demo-prefill", "demo-decode"}
+    left = {name for kind in CHILDREN for name in deployed.names(kind)}
+    assert not [name for name in left if "encode" in name or "embeddings" in name]
 
 
 def test_two_operators_take_turns(start, deployed):
@@ -45,6 +70,10 @@ def test_an_operator_whose_lease_is_taken_ends_and_writes_no_more(start, deploye
     deployed.kube.patch(LEASE, deployed.namespace, "mmdisagg-operator", taken)
     assert running.process.wait(30) == 1
     deployed.kube.delete(DEPLOYMENT, deployed.namespace, "demo-decode")
+    end = time.monotonic() + 5.0
+    while time.monotonic() < end:
+        assert "demo-decode" not in deployed.names(DEPLOYMENT)
+        time.sleep(0.2)
     assert (
         deployed.kube.get(LEASE, deployed.namespace, "mmdisagg-operator")["spec"]["holderIdentity"]
         == "somebody"
@@ -116,55 +145,3 @@ def test_connections_that_are_reset_again_and_again_are_survived(start, deployed
         assert running.process.poll() is None
     finally:
         wire.close()
-
-
-WRITE = ["get", "list", "watch", "create", "patch", "delete"]
-
-
-def rules():
-    """What an operator needs in a namespace that it serves."""
-    by_group = {}
-    for kind in CHILDREN:
-        by_group.setdefault(kind.group, []).append(kind.plural)
-    children = [{"apiGroups": [g], "resources": plurals, "verbs": WRITE} for g, plurals in by_group.items()]
-    return [
-        *children,
-        {"apiGroups": [RESOURCE.group], "resources": [RESOURCE.plural], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": [RESOURCE.group], "resources": [f"{RESOURCE.plural}/status"], "verbs": ["patch"]},
-        {"apiGroups": [""], "resources": [POD.plural], "verbs": ["list", "watch"]},
-        {"apiGroups": [""], "resources": [SECRET.plural], "verbs": ["get", "create"]},
-        {"apiGroups": [LEASE.group], "resources": [LEASE.plural], "verbs": ["get", "create", "update"]},
-        # What it grants to routers it must hold itself.
-        {
-            "apiGroups": ["discovery.k8s.io"],
-            "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
-        },
-    ]
-
-
-def test_a_namespaced_role_is_enough(start, deployed, tmp_path):
-    kube, namespace = deployed.kube, deployed.namespace
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    assert kube.request(
-        "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "op"}}
-    ).ok
-    assert kube.request("POST", f"{rbac}/roles", {"metadata": {"name": "op"}, "rules": rules()}).ok
-    binding = {
-        "metadata": {"name": "op"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "op"},
-        "subjects": [{"kind": "ServiceAccount", "name": "op", "namespace": namespace}],
-    }
-    assert kube.request("POST", f"{rbac}/rolebindings", binding).ok
-    account = kube.as_account(namespace, "op", tmp_path)
-    assert account.request("GET", "/api/v1/namespaces").status_code == 403
-    running: Operator = start(kubeconfig=account.kubeconfig).wait_until_it_leads()
-    deployed.wish(document())
-    deployed.is_made()
-    deployed.wish(document(change={"engine": {"maxModelLen": 8192}}))
-    until("the change", lambda: "8192" in str(deployed.workload("decode")["spec"]))
-    kube.delete(DEPLOYMENT, namespace, "demo-decode")
-    until("the repair", lambda: "demo-decode" in deployed.names(DEPLOYMENT))
-    assert running.process.poll() is None
-    assert "Forbidden" not in running.log.read_text()
-    assert isinstance(deployed, Deployed)

@@ -1,15 +1,18 @@
 """Children on a real API server: made, owned, repaired, pruned, collected, and left alone at rest."""
 
+import itertools
+import json
 import os
 import time
 
 import pytest
-from documents import document
+from documents import document, with_volume
 from kube import (
     ACCOUNT,
     CHILDREN,
     CLAIM,
     DEPLOYMENT,
+    MERGE,
     OURS,
     POD,
     RESOURCE,
@@ -64,7 +67,7 @@ def roles_of(topology):
 
 
 def test_children_are_owned_and_carry_no_finalizers_or_annotations_of_kopf(operator, deployed):
-    deployed.wish(document())
+    deployed.wish(with_volume())
     deployed.is_made()
     uid = deployed.resource()["metadata"]["uid"]
     for kind in OURS:
@@ -74,6 +77,12 @@ def test_children_are_owned_and_carry_no_finalizers_or_annotations_of_kopf(opera
             if kind is not CLAIM:
                 assert "finalizers" not in live["metadata"], (kind.name, live["metadata"]["name"])
             assert "kopf" not in str(live["metadata"]), (kind.name, live["metadata"]["name"])
+
+
+def is_at_rest(operator, deployed):
+    """Wait until the shared operator has nothing to do: namespaces of other tests that go are work, too."""
+    until("other tests' ends", lambda: deployed.kube.test_namespaces() == {deployed.namespace}, 120)
+    operator.is_quiet(3.0)
 
 
 def test_at_rest_there_is_no_request_that_changes_anything(operator, deployed):
@@ -113,8 +122,7 @@ def test_at_rest_there_is_no_request_that_changes_anything(operator, deployed):
     deployed.is_made(roles=6)
     until("other's status", lambda: other.status().get("observedGeneration") == 1)
     serve(other)
-    until("other tests' ends", lambda: deployed.kube.test_namespaces() == {deployed.namespace}, 120)
-    operator.is_quiet(3.0)
+    is_at_rest(operator, deployed)
     before, rounds = deployed.kube.writes(), operator.metric("mmdisagg_operator_reconciles_total")
     time.sleep(REST_SECONDS)
     after = deployed.kube.writes()
@@ -141,24 +149,89 @@ def test_another_operator_process_takes_over_without_a_write(start, deployed):
     assert second.writes() == 0
 
 
-def test_applying_again_with_kubectl_does_not_disturb(operator, deployed):
+def test_applying_the_resource_again_changes_nothing(operator, deployed):
+    """Server-side apply by kubectl: the defaults that the CRD fills in are no difference."""
+    made = document(change={"decode": {"replicas": 2}})
+    done = deployed.apply(made)
+    assert done.returncode == 0, done.stderr
+    deployed.is_made()
+    is_at_rest(operator, deployed)
+    before, writes = deployed.resource()["metadata"], operator.writes()
+    done = deployed.apply(made)
+    assert done.returncode == 0, done.stderr
+    operator.is_quiet(2.0)
+    after = deployed.resource()["metadata"]
+    assert (after["generation"], after["resourceVersion"]) == (1, before["resourceVersion"])
+    assert operator.writes() == writes
+
+
+def test_two_who_apply_the_resource_are_told_of_their_conflict(operator, deployed):
+    assert deployed.apply(document(change={"decode": {"replicas": 2}})).returncode == 0
+    deployed.is_made()
+    others = document(change={"decode": {"replicas": 3}})
+    done = deployed.apply(others, "--field-manager=other")
+    assert done.returncode != 0
+    assert ".spec.decode.replicas" in done.stderr
+    assert deployed.apply(others, "--field-manager=other", "--force-conflicts").returncode == 0
+    until("three", lambda: deployed.workload("decode")["spec"]["replicas"] == 3)
+
+
+MEDDLING = {
+    "patch": ("patch", "deployment", "demo-decode", "--field-manager=other", "--patch-file=/dev/stdin"),
+    "server-side apply": ("apply", "--server-side", "--force-conflicts", "--field-manager=other", "-f", "-"),
+}
+
+
+@pytest.mark.parametrize("words", MEDDLING.values(), ids=MEDDLING)
+def test_another_field_manager_keeps_what_is_not_ours_and_loses_what_is(operator, deployed, words):
     deployed.wish(document())
     deployed.is_made()
-    made = deployed.workload("decode")
-    done = deployed.kube.kubectl(
-        *("annotate", "deployment", "demo-decode", "-n", deployed.namespace, "kept=yes"),
-    )
+    version = deployed.workload("decode")["metadata"]["resourceVersion"]
+    container = {"name": "engine", "image": "evil:1"}
+    meddled = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "demo-decode", "annotations": {"kept": "yes"}},
+        "spec": {"minReadySeconds": 3, "template": {"spec": {"containers": [container]}}},
+    }
+    done = deployed.kube.kubectl(*words, "-n", deployed.namespace, manifest=meddled)
     assert done.returncode == 0, done.stderr
-    operator.is_quiet()
+    seen = [event["object"]["spec"]["template"]["spec"] for event in history(deployed, version)]
+    assert "evil:1" in [pod["containers"][0]["image"] for pod in seen]
+
+    def healed():
+        spec = deployed.workload("decode")["spec"]
+        return spec["template"]["spec"]["containers"][0]["image"] == "worker:1"
+
+    until("the repair", healed)
+    operator.is_quiet(2.0)
     live = deployed.workload("decode")
-    assert live["metadata"]["annotations"]["kept"] == "yes"
-    assert live["spec"] == made["spec"]
+    assert (live["spec"]["minReadySeconds"], live["metadata"]["annotations"]["kept"]) == (3, "yes")
+
+
+def test_the_order_of_variables_follows_the_spec(operator, deployed):
+    """A variable may refer to those before it, and a list with keys keeps its old order unless it is applied."""
+    first, second = {"name": "FIRST", "value": "1"}, {"name": "SECOND", "value": "$(FIRST)2"}
+
+    def order():
+        env = deployed.workload("decode")["spec"]["template"]["spec"]["containers"][0]["env"]
+        return [one["name"] for one in env if one["name"] in ("FIRST", "SECOND")]
+
+    deployed.wish(document(change={"decode": {"env": [second, first]}}))
+    deployed.is_made()
+    assert order() == ["SECOND", "FIRST"]
+    deployed.wish(document(change={"decode": {"env": [first, second]}}))
+    until("the new order", lambda: order() == ["FIRST", "SECOND"])
+    is_at_rest(operator, deployed)
+    writes = operator.writes()
+    operator.rounds(1, 2 * RESYNC_SECONDS)
+    assert operator.writes() == writes
 
 
 @pytest.mark.case("c16")
 @pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.name)
 def test_what_somebody_deletes_is_made_again(operator, deployed, kind):
-    deployed.wish(document())
+    deployed.wish(with_volume())
     deployed.is_made()
     victim = next(
         one for one in deployed.kube.list(kind, deployed.namespace) if one["metadata"].get("ownerReferences")
@@ -230,8 +303,9 @@ def test_what_the_spec_gives_up_goes(operator, deployed):
 
 @pytest.mark.case("c16")
 def test_removing_a_role_prunes_it_and_adding_it_brings_it_back(operator, deployed):
-    deployed.wish(document())
+    deployed.wish(with_volume())
     deployed.is_made()
+    router = deployed.workload("router")
     deployed.wish(document(Topology.EP_D))
 
     def pruned():
@@ -240,10 +314,11 @@ def test_removing_a_role_prunes_it_and_adding_it_brings_it_back(operator, deploy
 
     until("the pruning", pruned)
     until("the status", lambda: "encode" not in deployed.status()["roles"])
-    args = deployed.workload("router")["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert "--encode" not in args
+    still = deployed.workload("router")["metadata"]
+    assert (still["uid"], still["generation"]) == (router["metadata"]["uid"], 1), "the router was restarted"
     deployed.wish(document())
     deployed.is_made()
+    assert deployed.workload("router")["metadata"]["generation"] == 1
 
 
 def test_the_stage_token_is_made_once(operator, deployed):
@@ -305,10 +380,37 @@ def test_replicas_are_handed_over_without_a_dip(operator, deployed):
     until("the spec's number", lambda: deployed.workload("decode")["spec"]["replicas"] == 3)
 
 
+@pytest.mark.case("c14")
+def test_an_autoscaler_has_the_number_and_the_operator_leaves_it_alone(operator, deployed):
+    """A real HorizontalPodAutoscaler and its controller.
+
+    Without pods that run there are no metrics: the controller then keeps to the bounds alone, so these move.
+    The APIs that others use for it are not there, and that is no error.
+    """
+    groups = {group["name"] for group in deployed.kube.request("GET", "/apis").json()["groups"]}
+    assert "autoscaling" in groups
+    assert not groups & {"keda.sh", "monitoring.coreos.com", "metrics.k8s.io"}
+    deployed.wish(document())
+    deployed.is_made()
+    version = deployed.workload("decode")["metadata"]["resourceVersion"]
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "demo-decode"}
+    scaler = {"metadata": {"name": "decode"}, "spec": {"scaleTargetRef": target}}
+    path = f"/apis/autoscaling/v2/namespaces/{deployed.namespace}/horizontalpodautoscalers"
+    scaler["spec"] |= {"minReplicas": 3, "maxReplicas": 5}
+    answer = deployed.kube.request("POST", path, scaler)
+    assert answer.ok, answer.text
+    until("three", lambda: deployed.workload("decode")["spec"]["replicas"] == 3)
+    bounds = {"spec": {"minReplicas": 1, "maxReplicas": 2}}
+    assert deployed.kube.request("PATCH", f"{path}/decode", bounds, content_type=MERGE).ok
+    until("two", lambda: deployed.workload("decode")["spec"]["replicas"] == 2)
+    until("the status", lambda: deployed.status()["roles"]["decode"]["desired"] == 2)
+    operator.rounds(2, 3 * RESYNC_SECONDS)
+    numbers = [event["object"]["spec"]["replicas"] for event in history(deployed, version)]
+    assert [number for number, _ in itertools.groupby(numbers)] in ([1, 3, 2], [3, 2])
+
+
 def history(deployed, version):
     """Every state of the decode Deployment since a version."""
-    import json
-
     path = DEPLOYMENT.path(deployed.namespace)
     query = {
         "watch": "true",

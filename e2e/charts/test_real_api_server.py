@@ -205,7 +205,10 @@ def started(kubectl, namespace, tmp_path):
 def test_the_charts_rights_are_enough(
     operator, workers, live_helm, workers_chart, kubectl, namespace, started, mode
 ):
-    """Given the operator as the chart's service account: it makes, changes and prunes children, writes status."""
+    """Given the operator as the chart's service account.
+
+    It makes, changes, repairs and prunes children, and writes the status.
+    """
     operator(values={"namespaces": [] if mode == "cluster" else [namespace]})
     served(kubectl)
     account = started()
@@ -219,11 +222,14 @@ def test_the_charts_rights_are_enough(
         ),
     )
     until("a status", lambda: kubectl.get("mmdd", "qwen", here).get("status", {}).get("conditions"))
-    values = {"preset": "qwen2.5-vl-3b", "topology": "EP/D"}
+    kubectl("delete", "deployment", "qwen-decode", here)
+    until("the repair", lambda: kubectl.exists("deployment", "qwen-decode", here))
+    values = {"preset": "qwen2.5-vl-3b", "topology": "EP/D", "engine": {"maxModelLen": 4321}}
     live_helm.must("upgrade", "qwen", workers_chart.folder, here, values=values)
     until("pruning", lambda: not kubectl.exists("deployment", "qwen-encode", here))
-    reasons = {c["reason"] for c in kubectl.get("mmdd", "qwen", here)["status"]["conditions"]}
-    assert not reasons & {"ApplyFailed", "Rejected"}, reasons
+    until("the change", lambda: "4321" in kubectl("get", "deployment", "qwen-decode", here, "--output=json"))
+    seen = {c["type"]: c["reason"] for c in kubectl.get("mmdd", "qwen", here)["status"]["conditions"]}
+    assert not set(seen.values()) & {"ApplyFailed", "Rejected", "Forbidden"}, seen
     who = f"--as=system:serviceaccount:{namespace}:{account}"
 
     def may(*words):
@@ -232,4 +238,5 @@ def test_the_charts_rights_are_enough(
     assert not may("list", "secrets", here)
     assert not may("delete", "secrets", here)
     assert not may("delete", RESOURCE, here)
+    assert not may("list", "namespaces")
     assert may("get", RESOURCE, "--namespace=kube-system") == (mode == "cluster")

@@ -192,7 +192,8 @@ class TestValues:
 @pytest.mark.parametrize(
     ("values", "said", "unsaid"),
     [
-        ({}, "must offer ReadWriteMany", "Secret"),
+        ({}, "as E/P/D", "ReadWriteMany"),
+        ({"handoff": {"embedding": "SharedVolume"}}, "must offer ReadWriteMany", "Secret"),
         ({"topology": "PD"}, "as PD", "ReadWriteMany"),
         ({"handoff": {"sharedVolume": {"storageClassName": "nfs"}}}, "made with nfs", "default storage"),
         (

@@ -78,11 +78,11 @@ class Streams:
             self.told.append(Told(question, answer, asked, time.monotonic()))
             number += self.clients
             if answer.status != 200:
-                time.sleep(0.2)
+                time.sleep(1)
 
     def _ask(self, content: Any) -> Answer:
         try:
             server = Server(self.outside.url, "shapes")
-            return server.stream(content, timeout=DEADLINE_SECONDS, **self.fields)
+            return server.stream(content, **self.fields)
         except (requests.RequestException, Refused) as error:
             return Answer(0, body=repr(error))

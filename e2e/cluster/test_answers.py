@@ -52,8 +52,8 @@ def test_no_object_has_a_finalizer_and_no_pod_was_restarted(demo):
 
 def test_kubectl_get_tells_what_people_look_for(demo, yardstick):
     table = demo.kubectl("get", "mmdd").splitlines()
-    assert table[0].split() == ["NAME", "MODEL", "ENCODE", "PREFILL", "DECODE", "READY", "REASON", "AGE"]
-    rows = {row.split()[0]: row.split()[1:-1] for row in table[1:]}
+    assert table[0].split() == ["NAME", "MODEL", "ENCODE", "PREFILL", "DECODE", "READY", "REASON"]
+    rows = {row.split()[0]: row.split()[1:] for row in table[1:]}
     assert rows["shapes"] == ["shapes", "1/1", "1/1", "1/1", "True", "Available"]
     assert rows["alone"] == ["shapes", "1/1", "True", "Available"]
     wide = demo.kubectl("get", "mmdd", "shapes", "--output=wide").splitlines()
@@ -82,7 +82,9 @@ def test_every_answer_is_token_identical_to_the_aggregated_engines(demo, yardsti
         servers = (ChatClient(url, "shapes", SECONDS_PER_ANSWER) for url in (outside.url, way.url))
         outcomes = list(compare(*servers, requests, MAX_TOKENS, parallel=4))
     assert summarise(outcomes).passed, [o for o in outcomes if not o.identical]
-    assert sum(o.routed.text == o.request.truth for o in outcomes) >= 0.9 * REQUESTS
+    # In a long prompt the tiny model sees worse, aggregated or not.
+    short = [o for o in outcomes if o.request.kind in ("one picture", "two pictures")]
+    assert [o.routed.text for o in short] == [o.request.truth for o in short]
     # Negative control: answers of other pictures would be noticed.
     assert tells_pictures_apart(outcomes)
     assert outcomes[1].reference.token_ids != outcomes[2].reference.token_ids

@@ -75,6 +75,11 @@ class Server:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda content: self.ask(content, **fields), contents))
 
+    def stream_all(self, contents: list[Any], at_once: int = 8, **fields: Any) -> list[Answer]:
+        """As `ask_all`, every answer a stream."""
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda content: self.stream(content, **fields), contents))
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a Prometheus metric over all series that carry `labels`."""
         text = requests.get(self.url + "/metrics", timeout=DEADLINE_SECONDS).text

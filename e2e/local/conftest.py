@@ -12,8 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "models")]
 
-from stack import ALLOWED_HOST, Stack, Stacks  # noqa: E402
+from picture_server import PictureServer, served_pictures  # noqa: E402
+from stack import ALLOWED_HOST, CPU_ENGINE, Stack, Stacks  # noqa: E402
 from stack import stacks as running_stacks  # noqa: E402
+
+STACKS = pytest.StashKey[Stacks]()
+CALLS_TOOLS = [
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=hermes",
+    '--structured-outputs-config={"backend":"xgrammar","disable_any_whitespace":true}',
+]
+"""A model that knows no JSON would fill a forced call with spaces for ever."""
 
 
 def pytest_collection_modifyitems(config, items):
@@ -28,9 +37,22 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.timeout(900))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End the engines with this folder's last test: the cluster tier wants their slots."""
+    if (
+        nextitem is not None
+        and Path(__file__).parent not in nextitem.path.parents
+        and STACKS in item.config.stash
+    ):
+        item.config.stash[STACKS].stop()
+
+
 @pytest.fixture(scope="session")
-def stacks() -> Stacks:
-    yield from running_stacks()
+def stacks(request) -> Stacks:
+    for running in running_stacks():
+        request.config.stash[STACKS] = running
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +81,13 @@ def qwen(stacks, shapes):
 
     def get() -> Stack:
         media = {"allowedHosts": [ALLOWED_HOST], "allowPrivateNetworks": True}
-        return stacks.get(shapes, "E/P/D", media=media)
+        engine = {**CPU_ENGINE, "extraArgs": [*CPU_ENGINE["extraArgs"], *CALLS_TOOLS]}
+        return stacks.get(shapes, "E/P/D", media=media, engine=engine)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def web() -> PictureServer:
+    """A web server with pictures on the allowed host."""
+    yield from served_pictures(ALLOWED_HOST)

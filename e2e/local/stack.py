@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from stages import Stages
 
 from mmdisagg_cli.local import AGGREGATED, ROUTER, LocalDeployment
 from mmdisagg_cli.ports import LOOPBACK, PortPool
+from mmdisagg_cli.processes import ProcessId, session_members
 from mmdisagg_cli.role_process import NotReady, RoleDied, RoleProcess
 from mmdisagg_operator.api import load_deployment
 from mmdisagg_workers.contract import DecodeForm, ModelInfo
@@ -22,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED_HOST = "127.0.0.1"
 """The one private host that the test deployments may fetch pictures from."""
 START_SECONDS = 420
+KV_LEASE_SECONDS = 30
+"""How long prefill keeps blocks that nobody fetches (vLLM's `kv_lease_duration`)."""
 CPU_ENGINE = {
     "device": "Cpu",
     "maxModelLen": 1024,
@@ -33,6 +38,14 @@ TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
     "EP/D": ("prefill", "decode"),
     "PD": ("decode",),
 }
+
+
+def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.25)
 
 
 def resource(model: Path, topology: str, **spec: Any) -> dict[str, Any]:
@@ -54,11 +67,11 @@ def resource(model: Path, topology: str, **spec: Any) -> dict[str, Any]:
 class Stack:
     """The processes of one deployment, its routers and its yardstick."""
 
-    def __init__(self, model: Path, topology: str, **spec: Any) -> None:
-        """Describe it; `start` runs it."""
+    def __init__(self, model: Path, topology: str, *, reference: bool = True, **spec: Any) -> None:
+        """Describe it, with or without the yardstick; `start` runs it."""
         self.topology = topology
         self.local = LocalDeployment(
-            load_deployment(resource(model, topology, **spec)), model, reference=True
+            load_deployment(resource(model, topology, **spec)), model, reference=reference
         )
         self._pool = PortPool()
         self._routers: dict[tuple[str, ...], RoleProcess] = {}
@@ -117,9 +130,23 @@ class Stack:
 
     @property
     def stages(self) -> Stages:
-        """The engines of an E/P/D deployment, to be driven by hand."""
-        roles = (self.engine(role) for role in ("encode", "prefill", "decode"))
+        """The engines of the deployment, to be driven by hand."""
+        here = TOPOLOGIES[self.topology]
+        roles = (self.engine(r) if r in here else None for r in ("encode", "prefill", "decode"))
         return Stages(*roles, self.info("decode"))
+
+    @property
+    def embedding_store(self) -> Path:
+        """The directory of the shared volume."""
+        argv = self.local.role("encode").command.argv
+        config = json.loads(argv[argv.index("--ec-transfer-config") + 1])
+        return Path(config["ec_connector_extra_config"]["shared_storage_path"])
+
+    def processes(self, role: str) -> list[ProcessId]:
+        """The processes of a role: API server, engine core, workers."""
+        process = self.local.role(role).process
+        assert process is not None
+        return session_members(process)
 
     def _start_router(self, options: tuple[str, ...]) -> RoleProcess:
         command = self.local.role(ROUTER).command

@@ -43,10 +43,10 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Stages:
-    """The three engines of an E/P/D deployment."""
+    """The engines of a deployment; None for a role that it has not."""
 
-    encode: Server
-    prefill: Server
+    encode: Server | None
+    prefill: Server | None
     decode: Server
     info: ModelInfo
 
@@ -54,6 +54,9 @@ class Stages:
         """Run the encode leg of one medium; returns it with the engine's `ec_transfer_params`."""
         reply = self.encode.ask([part], **ONE_TOKEN)
         assert reply.status == 200, reply.body
+        return self._reported(part, reply)
+
+    def _reported(self, part: dict[str, Any], reply: Answer) -> tuple[Medium, dict[str, Any]]:
         ((identity, entry),) = reply.body["ec_transfer_params"].items()
         modality = MEDIA[part["type"]]
         placeholder = self.info.geometry.placeholders[modality].token_id
@@ -85,6 +88,20 @@ class Stages:
         )
         assert reply.status == 200, reply.body
         return Prefilled(content, media, reply.prompt_token_ids, reply.body["kv_transfer_params"])
+
+    def prefill_picture(self, content: list[Any]) -> Prefilled:
+        """Run the prefill leg of EP/D: content with one picture, which prefill sees itself."""
+        (part,) = (part for part in content if part["type"] in MEDIA)
+        reply = self.prefill.ask(content, **ONE_TOKEN, kv_transfer_params=REMOTE_DECODE)
+        assert reply.status == 200, reply.body
+        medium, _ = self._reported(part, reply)
+        return Prefilled(content, [medium], reply.prompt_token_ids, reply.body["kv_transfer_params"])
+
+    def answer_embedded(self, content: list[Any], medium: Medium, **fields: Any) -> Answer:
+        """Run the decode leg of E/PD: content with one picture, read from the store under its identity."""
+        embedded = prefill_part(family(self.info.family), self.info, medium)
+        parts = [embedded if part["type"] in MEDIA else part for part in content]
+        return self.decode.ask(parts, ec_transfer_params={medium.identity: {}}, **fields)
 
     def decode_media(
         self,

@@ -120,6 +120,19 @@ def test_wrong_geometry_shows(stack, family):
     assert differs
 
 
+@pytest.mark.case("t08")
+def test_expanded_ids_without_prefills_blocks_are_refused(stack, family):
+    done = stack.stages.prefill_content(about(image_part(noise(80))))
+    decode = stack.engine("decode")
+    body = {"model": "m", "prompt": done.prompt_token_ids, "max_tokens": 4}
+    salt, kv = {"cache_salt": "a"}, {"kv_transfer_params": done.kv_transfer_params}
+    lacking = {"kv_transfer_params": salt, "cache_salt": kv} if family == "llava" else {"grid": salt | kv}
+    for missing, fields in lacking.items():
+        refused = decode.post("/v1/completions", body | fields)
+        assert refused.status_code == 400, refused.text
+        assert missing in refused.json()["error"]["message"]
+
+
 @pytest.mark.case("c19")
 def test_embeddings_are_as_wide_as_the_vision_tower_makes_them(stack, family):
     assert stack.info("decode").geometry.embedding_width == {"qwen3-vl": 512}.get(family, 128)

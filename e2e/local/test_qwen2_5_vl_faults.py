@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import requests
 from chat import DEADLINE_SECONDS, Answer
 from pictures import about, image_part, noise
+from stack import KV_LEASE_SECONDS, eventually
 
 from mmdisagg_cli.scenes import question
-from mmdisagg_workers.contract import DecodeForm, family, prefill_part
+from mmdisagg_workers.contract import DecodeForm
 
 ERRORS = {500, 502, 503, 504}
-KV_LEASE_SECONDS = 30
-
-
-def eventually(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.25)
+AT_ONCE = 8
 
 
 @pytest.fixture
 def questions(request):
     rng = random.Random(request.node.name)
     return [question(rng, 1 + n % 2, 20).content() for n in range(20)]
-
-
-@pytest.mark.case("x01", "t07")
-def test_an_embedding_that_is_gone_is_encoded_again_and_prefill_lives(qwen):
-    stack = qwen()
-    store = embedding_store(stack)
-    content = about(image_part(noise(700)))
-    reference = stack.reference.ask(content, ignore_eos=True)
-    stages = stack.stages
-    medium, params = stages.encode_medium(content[0])
-    for entry in store.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    part = prefill_part(family(stages.info.family), stages.info, medium)
-    reply = stack.engine("prefill").ask(
-        [part, *content[1:]],
-        max_tokens=1,
-        ec_transfer_params=params,
-        kv_transfer_params={"do_remote_decode": True},
-    )
-    assert reply.status == 500, reply.body
-    assert requests.get(stack.local.role("prefill").url + "/health", timeout=10).status_code == 200
-    assert stack.router().ask(content, ignore_eos=True).token_ids == reference.token_ids
 
 
 @pytest.mark.case("t09")
@@ -119,8 +87,8 @@ def test_killing_an_engine_under_load(qwen, questions, role):
     stack = qwen()
     references = stack.reference.ask_all(questions, at_once=4)
     router = stack.router()
-    before = router.metric("mmdisagg_router_requests_total")
-    with ThreadPoolExecutor(20) as pool:
+    before, retried = router.metric("mmdisagg_router_requests_total"), second_chances(router)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         running = [pool.submit(ask, router, content, n % 2 == 0) for n, content in enumerate(questions)]
         eventually(
             lambda: router.metric("mmdisagg_router_requests_total") >= before + 2,
@@ -132,6 +100,7 @@ def test_killing_an_engine_under_load(qwen, questions, role):
     for answer, reference in zip(answers, references, strict=True):
         assert answer.status == 200 or answer.status in ERRORS
         assert answer.status != 200 or answer.token_ids == reference.token_ids
+    assert any(answer.status in ERRORS for answer in answers) or second_chances(router) > retried
     stack.local.role(role).restart()
     stack.local.role(role).wait_ready(240)
     eventually(
@@ -150,10 +119,6 @@ def ask(router, content, streaming: bool) -> Answer:
         return Answer(502)
 
 
-def embedding_store(stack) -> Path:
-    """The directory of the shared volume."""
-    command = stack.local.role("encode").command
-    config = command.argv[command.argv.index("--ec-transfer-config") + 1]
-    import json
-
-    return Path(json.loads(config)["ec_connector_extra_config"]["shared_storage_path"])
+def second_chances(router) -> float:
+    """How often the router has sent something again."""
+    return sum(router.metric(f"mmdisagg_router_{what}_total") for what in ("retries", "re_encodes"))

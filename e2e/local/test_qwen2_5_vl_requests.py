@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
-import threading
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import openai
 import pytest
 import requests
+from picture_server import PICTURE, TO_METADATA
 from pictures import about, image_part, noise, text_part
-from stack import ALLOWED_HOST
 from stages import REMOTE_DECODE, without_identity
+from test_qwen2_5_vl import assert_same
 
 from mmdisagg_cli.scenes import png, question, scene
 from mmdisagg_workers.contract import DecodeForm
 
-PICTURE = scene(random.Random(5)).picture
 URL_PART = "image_url"
-
-
-@pytest.fixture(scope="module")
-def web():
-    """A web server on an allowed host that counts its hits."""
-    hits: Counter[str] = Counter()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            hits[self.path] += 1
-            if self.path == "/redirect-to-metadata":
-                self.send_response(302)
-                self.send_header("Location", "http://169.254.169.254/latest/meta-data")
-                self.end_headers()
-                return
-            found = self.path.endswith(".png")
-            self.send_response(200 if found else 404)
-            self.end_headers()
-            self.wfile.write(png(PICTURE) if found else b"not here")
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer((ALLOWED_HOST, 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://{ALLOWED_HOST}:{server.server_port}", hits
-    server.shutdown()
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "shape": {"enum": ["circle", "square", "triangle"]},
+                "colour": {"enum": ["red", "blue", "green", "black"]},
+            },
+            "required": ["shape", "colour"],
+            "additionalProperties": False,
+        },
+    },
+}
+SHAPE = {
+    "type": "json_schema",
+    "json_schema": {"name": "s", "schema": TOOL["function"]["parameters"]},
+}
 
 
 @pytest.fixture
@@ -70,18 +62,17 @@ def test_the_openai_client_sends_a_data_url(qwen, client):
 
 
 @pytest.mark.case("c11")
-def test_a_picture_url_of_an_allowed_host_is_fetched_exactly_once(client, web):
-    base, hits = web
+def test_a_picture_url_of_an_allowed_host_is_fetched_exactly_once(qwen, client, web):
     reply = client.chat.completions.create(
         model="m",
         messages=[
-            {"role": "user", "content": [url_part(f"{base}/a.png"), text_part("What is in the image?")]}
+            {"role": "user", "content": [url_part(f"{web.url}/a.png"), text_part("What is in the image?")]}
         ],
         temperature=0,
         max_tokens=24,
     )
     assert reply.choices[0].message.content == scene(random.Random(5)).answer
-    assert hits["/a.png"] == 1
+    assert web.sessions["/a.png"] == [qwen().local.role("encode").process.pid]
 
 
 def test_the_openai_client_streams_with_usage(qwen, client):
@@ -104,26 +95,52 @@ def test_the_openai_client_streams_with_usage(qwen, client):
         assert all("token_ids" not in (choice.model_extra or {}) for choice in chunk.choices)
 
 
-def test_tools_and_response_format(qwen, client):
-    content = [image_part(PICTURE), text_part("What is in the image?")]
-    tool = {
-        "type": "function",
-        "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
-    }
-    request = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 16}
-    tools = {"tools": [tool], "tool_choice": "none"}
-    schema = {
-        "type": "object",
-        "properties": {"shape": {"enum": ["circle", "square"]}},
-        "required": ["shape"],
-    }
-    shaped = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
-    for fields in (tools, shaped):
-        body = {"model": "m", **request, **fields}
-        reference = requests.post(qwen().reference.url + "/v1/chat/completions", json=body, timeout=60).json()
-        reply = client.chat.completions.create(**body)
-        assert reply.choices[0].message.content == reference["choices"][0]["message"]["content"]
-        assert reply.usage.prompt_tokens == reference["usage"]["prompt_tokens"]
+@pytest.fixture
+def asked(qwen):
+    """Asks the OpenAI client of the router and that of the aggregated engine the same; returns both replies."""
+    message = {"role": "user", "content": [image_part(PICTURE), text_part("What is in the image?")]}
+
+    def both(**fields):
+        servers = (qwen().router(), qwen().reference)
+        clients = [openai.OpenAI(base_url=s.url + "/v1", api_key="none", max_retries=0) for s in servers]
+        body = {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 100}
+        return [client.chat.completions.create(**body, **fields) for client in clients]
+
+    return both
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_tools_that_are_not_called_stand_in_the_prompt(asked, choice):
+    reply, reference = asked(tools=[TOOL], tool_choice=choice)
+    assert reply.choices[0].message.content == reference.choices[0].message.content != ""
+    assert reply.usage.prompt_tokens == reference.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+def test_a_forced_tool_call_is_parsed_as_on_the_aggregated_engine(asked, choice):
+    reply, reference = asked(tools=[TOOL], tool_choice=choice)
+    assert called(reply.choices[0].message.tool_calls) == called(reference.choices[0].message.tool_calls)
+    ((name, arguments),) = called(reply.choices[0].message.tool_calls)
+    assert name == "look"
+    assert set(arguments) == {"shape", "colour"}
+    assert reply.choices[0].finish_reason == reference.choices[0].finish_reason
+    assert reply.usage.prompt_tokens == reference.usage.prompt_tokens
+    for chunks in asked(tools=[TOOL], tool_choice=choice, stream=True):
+        deltas = [call for chunk in chunks for c in chunk.choices for call in c.delta.tool_calls or ()]
+        assert "".join(d.function.name or "" for d in deltas) == name
+        assert json.loads("".join(d.function.arguments or "" for d in deltas)) == arguments
+
+
+def test_an_answer_in_a_json_schema_is_the_aggregated_engines(asked):
+    reply, reference = asked(response_format=SHAPE)
+    assert reply.choices[0].message.content == reference.choices[0].message.content
+    assert set(json.loads(reply.choices[0].message.content)) == {"shape", "colour"}
+    assert reply.usage.prompt_tokens == reference.usage.prompt_tokens
+
+
+def called(calls) -> list[tuple[str, dict[str, str]]]:
+    """Name and arguments of each tool call."""
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
 
 
 def test_models_health_and_metrics(qwen, client):
@@ -159,11 +176,10 @@ def test_a_broken_picture_is_the_clients_error_once(qwen, data):
 
 @pytest.mark.case("c03")
 def test_a_picture_url_that_answers_404_is_the_clients_error_once(qwen, web):
-    base, hits = web
-    reply = qwen().router().ask(about(url_part(f"{base}/missing")))
+    reply = qwen().router().ask(about(url_part(f"{web.url}/missing")))
     assert reply.status in {400, 422}, reply.body
     assert "404" in reply.error
-    assert hits["/missing"] == 1
+    assert web.hits("/missing") == 1
 
 
 @pytest.mark.case("c17")
@@ -187,10 +203,9 @@ def test_urls_of_private_places_are_refused(qwen, url):
 
 @pytest.mark.case("c17")
 def test_a_redirect_into_a_private_network_is_refused(qwen, web):
-    base, hits = web
-    reply = qwen().router().ask(about(url_part(f"{base}/redirect-to-metadata")))
+    reply = qwen().router().ask(about(url_part(web.url + TO_METADATA)))
     assert reply.status == 400, reply.body
-    assert hits["/redirect-to-metadata"] == 1
+    assert web.hits(TO_METADATA) == 1
 
 
 @pytest.mark.case("c05")
@@ -239,11 +254,11 @@ def test_a_clients_identity_is_refused(qwen, uuid):
 def test_processor_arguments_reach_encode_only_and_change_the_answer_as_they_do_alone(qwen):
     stack = qwen()
     content = about(image_part(noise(9, 112, 112)))
-    arguments = {"mm_processor_kwargs": {"max_pixels": 3136}, "ignore_eos": True}
-    plain, changed = stack.reference.ask(content, ignore_eos=True), stack.router().ask(content, **arguments)
-    assert changed.status == 200, changed.body
+    smaller = {"mm_processor_kwargs": {"max_pixels": 3136}, "ignore_eos": True}
+    plain, changed = stack.reference.ask(content, ignore_eos=True), stack.reference.ask(content, **smaller)
     assert changed.usage["prompt_tokens"] < plain.usage["prompt_tokens"]
-    assert stack.router().ask(content, ignore_eos=True).token_ids == plain.token_ids
+    assert_same([stack.router().ask(content, **smaller)], [changed])
+    assert_same([stack.router().ask(content, ignore_eos=True)], [plain])
 
 
 @pytest.mark.case("c25")
@@ -288,22 +303,25 @@ def test_decode_refuses_media_and_expanded_ids_without_kv(qwen):
 
 @pytest.mark.case("x04", "x03", "c01")
 @pytest.mark.parametrize(
-    "payload",
+    ("payload", "named"),
     [
-        {"image_grid_thw": [0, 0, 0]},
-        {"image_grid_thw": [[1, 4, 4]]},
-        {"image_grid_thw": []},
-        {},
-        None,
-        "AAAA",
-        {"image_grid_thw": [1, 4, 4], "image_embeds": "gAJjdG9yY2g="},
-        {
-            "image_embeds": 'mmdisagg.v1:{"kind":"zeros","shape":[4,64],"dtype":"float32"}',
-            "image_grid_thw": 'mmdisagg.v1:{"kind":"values","dtype":"int64","values":[1,4,4]}',
-        },
+        ({"image_grid_thw": [0, 0, 0]}, "image_grid_thw"),
+        ({"image_grid_thw": [[1, 4, 4]]}, "image_grid_thw"),
+        ({"image_grid_thw": []}, "image_grid_thw"),
+        ({}, "image_grid_thw"),
+        (None, "image_grid_thw"),
+        ("AAAA", "image_embeds"),
+        ({"image_grid_thw": [1, 4, 4], "image_embeds": "gAJjdG9yY2g="}, "embeddings"),
+        (
+            {
+                "image_embeds": 'mmdisagg.v1:{"kind":"zeros","shape":[4,64],"dtype":"float32"}',
+                "image_grid_thw": 'mmdisagg.v1:{"kind":"values","dtype":"int64","values":[1,4,4]}',
+            },
+            "image_embeds",
+        ),
     ],
 )
-def test_decode_refuses_malformed_grids_and_foreign_tensors_and_lives(qwen, payload):
+def test_decode_refuses_malformed_grids_and_foreign_tensors_by_name_and_lives(qwen, payload, named):
     stack = qwen()
     done = stack.stages.prefill_content(about(image_part(noise(2))))
     part = {"type": "image_embeds", "image_embeds": payload, "uuid": done.media[0].identity}
@@ -311,7 +329,7 @@ def test_decode_refuses_malformed_grids_and_foreign_tensors_and_lives(qwen, payl
         [part, text_part("describe this")], kv_transfer_params=done.kv_transfer_params
     )
     assert reply.status == 400, reply.body
-    assert reply.error
+    assert named in reply.error
     assert requests.get(stack.local.role("decode").url + "/health", timeout=10).status_code == 200
 
 

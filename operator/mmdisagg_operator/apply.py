@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 from .cluster import Cluster
 from .drift import drifted, owns
 from .errors import ApiError, ConflictError, InvalidObjectError
-from .kinds import CHILDREN, DEPLOYMENT, kind_of
+from .kinds import CHILDREN, CLAIM, DEPLOYMENT, kind_of
 from .observe import Observation
-from .plan.objects import MANAGER, Manifest
+from .plan.objects import DEPLOYMENT_LABEL, MANAGER, Manifest
 from .reasons import Reason
 
 HANDOVER_MANAGER: Final = "mmdisagg-operator-handover"
@@ -20,6 +20,9 @@ HANDOVER_MANAGER: Final = "mmdisagg-operator-handover"
 
 _LAST: Final = ("RoleBinding", DEPLOYMENT.name)
 """Written when all that they refer to is there: a Role, and what pods need."""
+
+_NO_RESIZE: Final = "only dynamically provisioned pvc can be resized"
+"""What the API server says of a claim whose storage class cannot make it larger (Kubernetes 1.34)."""
 
 R = TypeVar("R")
 
@@ -45,7 +48,7 @@ class Failure:
 
     @property
     def terminal(self) -> bool:
-        """Whether only another object can succeed."""
+        """Whether trying again soon cannot help: the object must change, or the policy that refuses it."""
         return bool(self.fingerprint)
 
     def __str__(self) -> str:
@@ -149,7 +152,7 @@ async def execute(cluster: Cluster, todo: Changes, refused: Mapping[Identity, Fa
     Args:
         cluster: where to.
         todo: what.
-        refused: what the API server has refused before; the same again is not tried.
+        refused: what the API server has refused lately; the same again is not tried.
 
     Raises:
         UnreachableError: the API server does not answer.
@@ -200,10 +203,28 @@ async def _write(cluster: Cluster, change: Change, before: Failure | None) -> Ma
     try:
         await _hand_over(cluster, Change(wanted, present))
         return await cluster.apply(wanted)
-    except InvalidObjectError as error:
-        return Failure(who, Reason.REJECTED, error.message, mark)
     except ApiError as error:
+        if isinstance(error, InvalidObjectError) or _cannot_grow(error):
+            return Failure(who, Reason.REJECTED, error.message + _remedy(wanted, present), mark)
         return Failure(who, Reason.APPLY_FAILED, str(error))
+
+
+def _cannot_grow(error: ApiError) -> bool:
+    """Whether a claim's storage class cannot make it larger, which is told like a missing right."""
+    return error.status == 403 and _NO_RESIZE in error.message
+
+
+def _remedy(wanted: Manifest, present: Manifest | None) -> str:
+    """Return what to do about a claim that cannot be changed; it goes once no pod uses it."""
+    if present is None or kind_of(wanted) is not CLAIM:
+        return ""
+    namespace, name = wanted["metadata"]["namespace"], wanted["metadata"]["name"]
+    owner = wanted["metadata"]["labels"][DEPLOYMENT_LABEL]
+    return (
+        "; undo the change of spec.handoff.sharedVolume, or have the claim made anew (requests then fail): "
+        f"kubectl delete pvc {name} -n {namespace} --wait=false && "
+        f"kubectl delete pod -n {namespace} -l {DEPLOYMENT_LABEL}={owner}"
+    )
 
 
 async def _unlisted(cluster: Cluster, wanted: Manifest) -> Manifest | None:

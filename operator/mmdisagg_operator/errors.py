@@ -1,7 +1,7 @@
 """What the API server refuses.
 
 ApiError                     an answer that is no success
-├── InvalidObjectError       400, 422, some 500: the object is wrong; the same request fails again
+├── InvalidObjectError       400, 422, some 500: the object is wrong, or a policy refuses it
 └── ConflictError            409: another version or another owner was there first
 UnreachableError             no answer: connection refused, reset, timed out
 """
@@ -24,7 +24,7 @@ class ApiError(Exception):
 
 
 class InvalidObjectError(ApiError):
-    """The object breaks a rule of its kind; only another object can succeed."""
+    """The object breaks a rule of its kind or of a policy; soon the same request would fail again."""
 
 
 class ConflictError(ApiError):

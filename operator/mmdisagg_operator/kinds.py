@@ -45,13 +45,14 @@ POD: Final = Kind("v1", "Pod", "pods")
 SECRET: Final = Kind("v1", "Secret", "secrets")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+CLAIM: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 
 CHILDREN: Final = (
     DEPLOYMENT,
     Kind("v1", "Service", "services"),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "ServiceAccount", "serviceaccounts"),
-    Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    CLAIM,
     Kind("rbac.authorization.k8s.io/v1", "Role", "roles"),
     Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", optional=True),

@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 import kopf
@@ -86,7 +86,13 @@ def _lease(cluster: Cluster, settings: Settings) -> Lease:
 
 
 def _queue(cluster: Cluster, settings: Settings, metrics: OperatorMetrics) -> WorkQueue[Key]:
-    reconciler = Reconciler(cluster, settings.images, utc_now, lambda: secrets.token_hex(32))
+    reconciler = Reconciler(
+        cluster,
+        settings.images,
+        utc_now,
+        lambda: secrets.token_hex(32),
+        refused_for=timedelta(seconds=settings.resync),
+    )
     schedule: Schedule[Key] = Schedule(Pace(resync=settings.resync))
     clock = asyncio.get_running_loop().time
     queue = WorkQueue(metrics.counted(reconciler.reconcile), clock, schedule, settings.workers)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from .api import MultimodalDisaggDeployment, ResourceError, load_deployment
@@ -24,7 +24,7 @@ from .plan.objects import (
     with_images,
 )
 from .plan.site import stage_token_name
-from .queue import Result
+from .queue import Pace, Result
 from .reasons import Reason
 from .roles import role_views
 from .status import View, invalid_status, status_json, status_of, unseen_status, written_status
@@ -47,13 +47,16 @@ class Reconciler:
         images: default images.
         now: the time.
         new_token: makes a stage token of at least 32 characters.
+        refused_for: how long what the API server refused is not tried again. It may not have been the
+            object's fault: an admission policy may have changed since.
     """
 
     cluster: Cluster
     images: Images
     now: Callable[[], datetime]
     new_token: Callable[[], str]
-    _refused: dict[Key, dict[Identity, Failure]] = field(default_factory=dict)
+    refused_for: timedelta = timedelta(seconds=Pace.resync)
+    _refused: dict[Key, dict[Identity, tuple[Failure, datetime]]] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> Result:
         """Do one round.
@@ -88,10 +91,26 @@ class Reconciler:
         wanted = objects(wish, Seen(token["metadata"]["uid"], observed.revisions))
         todo = changes(wanted, observed)
         _tell(key, todo)
-        applied = await execute(self.cluster, todo, self._refused.get(key, {}))
-        self._refused[key] = {failure.identity: failure for failure in applied.failures if failure.terminal}
+        applied = await self._execute(key, todo)
         for failure in applied.failures:
             _logger.warning("%s/%s: %s", *key, failure)
+        return applied
+
+    async def _execute(self, key: Key, todo: Changes) -> Applied:
+        now = self.now()
+        lately = {
+            who: (failure, at)
+            for who, (failure, at) in self._refused.get(key, {}).items()
+            if now - at < self.refused_for
+        }
+        applied = await execute(self.cluster, todo, {who: failure for who, (failure, _) in lately.items()})
+        self._refused[key] = {
+            failure.identity: before
+            if (before := lately.get(failure.identity)) and before[0] == failure
+            else (failure, now)
+            for failure in applied.failures
+            if failure.terminal
+        }
         return applied
 
     async def _stage_token(

@@ -207,7 +207,11 @@ def _progressing(view: View) -> Verdict:
 
 
 def _outlook(failure: Failure) -> str:
-    return " (until the spec changes)" if failure.terminal else " (tried again)"
+    return (
+        " (tried again when the spec changes, and every few minutes)"
+        if failure.terminal
+        else " (tried again)"
+    )
 
 
 def _movement(role: RoleView) -> str:

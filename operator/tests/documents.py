@@ -33,6 +33,14 @@ def document(topology: Topology = Topology.E_P_D, change: Mapping[str, Any] | No
     }
 
 
+def with_volume(
+    topology: Topology = Topology.E_P_D, change: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return `document` with a shared volume where it can have one: then it needs every kind of object."""
+    volume = {"handoff": {"embedding": "SharedVolume"}} if "encode" in ROLES[topology] else {}
+    return document(topology, merged(volume, change or {}))
+
+
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     result = deepcopy(dict(base))
     for key, value in change.items():

@@ -11,7 +11,7 @@ import aiohttp
 import kopf
 import pytest
 from aiohttp.test_utils import unused_port
-from documents import document
+from documents import with_volume
 from emulator import ApiServer, refusal, serving
 from pods import run_everything
 
@@ -54,7 +54,7 @@ async def until(condition, limit=20.0):
 
 
 def wish(api, change=None, name="demo", namespace="ns"):
-    made = document(change=change)
+    made = with_volume(change=change)
     made["metadata"] = {"name": name, "namespace": namespace}
     api.add(made)
 

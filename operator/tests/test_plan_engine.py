@@ -22,11 +22,11 @@ STORE = {"shared_storage_path": "/store"}
 # fmt: off
 STAGES = {
     #                  role      flags                     embeddings in or out                     KV blocks
-    Topology.E_P_D: {"encode":  ("encoder only, pixels", "ec_producer SharedVolumeConnector",   "-"),
-                     "prefill": ("embeds",               "ec_consumer SharedVolumeConnector",   "kv_producer"),
+    Topology.E_P_D: {"encode":  ("encoder only, pixels", "ec_producer TcpConnector",            "-"),
+                     "prefill": ("embeds",               "ec_consumer TcpConnector",            "kv_producer"),
                      "decode":  ("embeds",               "ec_consumer DecodeGuardConnector",    "kv_consumer")},
-    Topology.E_PD:  {"encode":  ("encoder only, pixels", "ec_producer SharedVolumeConnector",   "-"),
-                     "decode":  ("embeds",               "ec_consumer SharedVolumeConnector",   "-")},
+    Topology.E_PD:  {"encode":  ("encoder only, pixels", "ec_producer TcpConnector",            "-"),
+                     "decode":  ("embeds",               "ec_consumer TcpConnector",            "-")},
     Topology.EP_D:  {"prefill": ("pixels",               "ec_both ReportingConnector",          "kv_producer"),
                      "decode":  ("embeds",               "ec_consumer DecodeGuardConnector",    "kv_consumer")},
     Topology.PD:    {"decode":  ("pixels",               "-",                                   "-")},
@@ -116,7 +116,8 @@ def test_engines_of_one_deployment_share_one_revision(topology):
 
 @pytest.mark.parametrize(("topology", "role"), EVERY_ROLE)
 def test_connectors_are_the_workers_own_and_only_the_shared_volume_knows_a_path(topology, role):
-    embeddings = config(planned(topology)[Role(role)][0], "--ec-transfer-config")
+    change = {"handoff": {"embedding": "SharedVolume"}} if "encode" in STAGES[topology] else {}
+    embeddings = config(planned(topology, change)[Role(role)][0], "--ec-transfer-config")
     if embeddings:
         assert embeddings["ec_connector_module_path"] == "mmdisagg_workers.engine.encoder_cache"
         shared = embeddings["ec_connector"] == "SharedVolumeConnector"

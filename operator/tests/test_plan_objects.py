@@ -255,9 +255,10 @@ def test_a_role_without_replicas_leaves_the_number_to_others():
     ],
 )
 def test_embeddings_travel_through_one_volume_that_only_encode_writes(topology, users):
-    found = manifests(topology)
+    change = {"handoff": {"embedding": "SharedVolume"}} if users else {}
+    found = manifests(topology, change)
     roles = [m["metadata"]["labels"]["mmdisagg.io/role"] for m in found if m["kind"] == "Deployment"]
-    seen = {role: mounts(role, topology=topology).get("/embeddings") for role in roles}
+    seen = {role: mounts(role, change, topology).get("/embeddings") for role in roles}
     assert {role: mount[1] for role, mount in seen.items() if mount} == users
     claims = [m for m in found if m["kind"] == "PersistentVolumeClaim"]
     assert len(claims) == bool(users)
@@ -300,7 +301,7 @@ def test_users_may_bring_volumes_and_take_the_caches_place():
 def test_a_role_takes_its_closed_pod_fields():
     change = {
         "decode": {
-            "labels": {"team": "vision", "mmdisagg.io/role": "encode"},
+            "labels": {"team": "vision", "app.kubernetes.io/component": "encode"},
             "annotations": {"note": "x"},
             "imagePullSecrets": [{"name": "registry"}],
             "podSecurityContext": {"fsGroup": 2000},
@@ -318,7 +319,7 @@ def test_a_role_takes_its_closed_pod_fields():
     }
     template, made = workload("decode", change)["spec"]["template"], pod("decode", change)
     assert template["metadata"]["labels"]["team"] == "vision"
-    assert template["metadata"]["labels"]["mmdisagg.io/role"] == "decode"
+    assert template["metadata"]["labels"]["app.kubernetes.io/component"] == "decode"
     assert template["metadata"]["annotations"]["note"] == "x"
     assert made["imagePullSecrets"] == [{"name": "registry"}]
     assert made["securityContext"]["fsGroup"] == 2000

@@ -42,7 +42,7 @@ def test_it_changes_with_what_must_agree(change):
         {"media": {"allowedHosts": ["a.example"]}},
         {"media": {"limits": {"bytes": 20971520}}},
         {"model": {"tokenSecretRef": {"name": "hub", "key": "token"}}},
-        {"handoff": {"embedding": "SharedVolume", "kv": "Nixl"}},
+        {"handoff": {"embedding": "Tcp", "kv": "Nixl"}},
     ],
 )
 def test_it_stays_with_everything_else(change):

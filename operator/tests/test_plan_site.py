@@ -86,7 +86,7 @@ def option(launch, name):
 @pytest.mark.parametrize("site", [allocate, ClusterSite.of])
 def test_the_router_gets_its_limits_and_contract(site):
     change = {
-        "router": {"requestTimeoutSeconds": 30, "maxInFlight": 7},
+        "router": {"requestTimeoutSeconds": 30, "maxInFlight": 7, "tenantHeader": "X-Tenant"},
         "decode": {"contract": "MetadataOnly"},
     }
     wish = deployment(Topology.EP_D, change)
@@ -95,6 +95,13 @@ def test_the_router_gets_its_limits_and_contract(site):
     assert option(launch, "--decode-contract") == "MetadataOnly"
     assert option(launch, "--request-timeout") == "30"
     assert option(launch, "--max-in-flight") == "7"
+    assert option(launch, "--tenant-header") == "X-Tenant"
+
+
+@pytest.mark.parametrize("site", [allocate, ClusterSite.of])
+def test_nobody_is_told_apart_where_no_header_is_named(site):
+    wish = deployment()
+    assert "--tenant-header" not in launches(wish, site(wish))[Role.ROUTER][0].args
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,13 @@ def test_decode_keeps_its_guard():
     assert handoff(planned()[Role.DECODE][0])["ec_connector"] == "DecodeGuardConnector"
 
 
-def test_the_capacity_is_the_wished_one_and_naming_it_chooses_tcp():
+def test_tcp_is_the_default_and_naming_a_volume_chooses_it():
+    assert planned(change={}) == planned()
+    volume = planned(change={"handoff": {"sharedVolume": {"capacity": "5Gi"}}})
+    assert handoff(volume[Role.ENCODE][0])["ec_connector"] == "SharedVolumeConnector"
+
+
+def test_the_capacity_is_the_wished_one():
     plan = planned(change={"handoff": {"tcp": {"capacity": "512Mi"}}})
     for role in (Role.ENCODE, Role.PREFILL):
         assert handoff(plan[role][0])["ec_connector_extra_config"]["capacity"] == GIB // 2

@@ -51,7 +51,7 @@ def test_the_router_admits_as_many_requests_by_itself_as_by_the_resource():
 @pytest.mark.parametrize("topology", Topology)
 def test_the_router_understands_what_the_plan_tells_it(topology, site):
     change = {
-        "router": {"requestTimeoutSeconds": 30, "maxInFlight": 7},
+        "router": {"requestTimeoutSeconds": 30, "maxInFlight": 7, "tenantHeader": "X-Tenant"},
         "media": {"limits": {"images": 3, "bytes": "1Mi"}},
     }
     wish = deployment(topology, change)
@@ -60,7 +60,7 @@ def test_the_router_understands_what_the_plan_tells_it(topology, site):
     made = settings_from(parser().parse_args(launch.args), {environment.STAGE_TOKEN: TOKEN, **launch.env})
 
     assert (made.model, made.token) == (wish.spec.model.served_name, TOKEN)
-    assert (made.deadlines.request, made.max_in_flight) == (30, 7)
+    assert (made.deadlines.request, made.max_in_flight, made.tenant_header) == (30, 7, "X-Tenant")
     assert (made.limits.images, made.limits.bytes) == (3, 2**20)
     assert json.loads(launch.env[environment.MEDIA])["limits"] == asdict(made.limits)
     if site is local:

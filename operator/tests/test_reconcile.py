@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import kopf
 import pytest
-from documents import document
+from documents import with_volume
 from emulator import ApiServer, refusal, serving
 from pods import (
     LOADING,
@@ -54,7 +54,7 @@ class World:
         self.api.writes.clear()
 
     def wish(self, change=None, topology=Topology.E_P_D):
-        made = document(topology, change)
+        made = with_volume(topology, change)
         if self.api.find(RESOURCE, "demo") is None:
             made["metadata"] |= {"namespace": "ns"}
             self.api.add(made)
@@ -479,8 +479,8 @@ async def test_what_cannot_be_the_name_of_a_secret_is_never_part_of_a_path(name)
             for path in asked
             if not any(f"/{kind.plural}" in path for kind in (*CHILDREN, RESOURCE, POD))
         }
-        assert secrets == {"/api/v1/namespaces/ns/secrets", "/api/v1/namespaces/ns/secrets/demo-stage-token"}
-        assert "is missing" in it.message("DecodeReady")
+        assert secrets == {"/api/v1/namespaces/ns/secrets/demo-stage-token"}
+        assert "spec.model.tokenSecretRef.name" in it.message("Progressing")
 
 
 async def test_a_secret_that_may_not_be_read_is_left_to_the_kubelet():
@@ -525,7 +525,7 @@ def reject_decode(method, path):
     return None
 
 
-async def test_an_object_that_the_api_server_rejects_is_terminal_until_the_spec_changes():
+async def test_an_object_that_the_api_server_rejects_is_tried_again_when_the_spec_changes():
     async with world() as it:
         it.wish()
         it.api.fault = reject_decode
@@ -541,6 +541,80 @@ async def test_an_object_that_the_api_server_rejects_is_terminal_until_the_spec_
         it.wish({"decode": {"labels": {"x": "y"}}})
         await it.round()
         assert "demo-decode" in it.api.names(DEPLOYMENT)
+
+
+async def test_a_policy_that_no_longer_refuses_an_object_is_noticed_at_the_next_resync():
+    async with world() as it:
+        it.wish()
+        it.api.fault = reject_decode
+        await it.round()
+        it.api.fault = None
+        noon = it.reconciler.now()
+        it.reconciler.now = lambda: noon + it.reconciler.refused_for / 2
+        await it.round()
+        assert it.said("Progressing") == ("False", Reason.REJECTED)
+        assert "every few minutes" in it.message("Progressing")
+        it.reconciler.now = lambda: noon + it.reconciler.refused_for
+        await it.round()
+        assert it.said("Progressing") == ("True", Reason.ROLLING_OUT)
+        assert "demo-decode" in it.api.names(DEPLOYMENT)
+
+
+async def test_an_object_that_is_still_refused_is_tried_once_in_each_resync_period():
+    async with world() as it:
+        it.wish()
+        it.api.fault = reject_decode
+        await it.round()
+        start, tries = it.reconciler.now(), []
+
+        def refuse(method, path):
+            refused = reject_decode(method, path)
+            if refused is not None:
+                tries.append(path)
+            return refused
+
+        it.api.fault = refuse
+        for quarters in range(1, 13):
+            it.reconciler.now = lambda q=quarters: start + q * it.reconciler.refused_for / 4
+            await it.round()
+        assert len(tries) == 3
+
+
+CLAIM_IS_IMMUTABLE = (422, "Invalid", "spec: Forbidden: spec is immutable after creation")
+CLAIM_CANNOT_GROW = (403, "Forbidden", "only dynamically provisioned pvc can be resized and ...")
+
+
+@pytest.mark.parametrize("answer", [CLAIM_IS_IMMUTABLE, CLAIM_CANNOT_GROW], ids=["immutable", "too small"])
+async def test_a_claim_that_cannot_be_changed_is_told_with_the_way_out(answer):
+    async with world() as it:
+        it.wish()
+        await it.settle()
+        it.api.fault = lambda method, path: (
+            refusal(*answer) if method == "PATCH" and "/persistentvolumeclaims/" in path else None
+        )
+        it.wish({"handoff": {"sharedVolume": {"capacity": "40Gi"}}})
+        assert not (await it.round()).failed
+        assert it.said("Progressing") == ("False", Reason.REJECTED)
+        message = it.message("Progressing")
+        assert answer[2] in message
+        assert "kubectl delete pvc demo-embeddings -n ns --wait=false" in message
+        assert "kubectl delete pod -n ns -l mmdisagg.io/deployment=demo" in message
+        it.api.delete(CLAIM, "demo-embeddings")
+        it.api.fault = None
+        await it.round()
+        assert it.api.find(CLAIM, "demo-embeddings")["spec"]["resources"]["requests"]["storage"] == "40Gi"
+
+
+async def test_a_missing_right_on_claims_is_no_claim_that_cannot_be_changed():
+    async with world() as it:
+        it.wish()
+        await it.settle()
+        it.api.fault = lambda method, path: (
+            refusal(403, "Forbidden", "cannot patch resource") if "/persistentvolumeclaims/" in path else None
+        )
+        it.wish({"handoff": {"sharedVolume": {"capacity": "40Gi"}}})
+        assert (await it.round()).failed
+        assert it.said("Progressing") == ("False", Reason.APPLY_FAILED)
 
 
 async def test_a_change_that_is_rejected_leaves_the_numbers_of_what_runs():
@@ -591,6 +665,31 @@ async def test_an_operator_that_ends_after_any_number_of_writes_is_no_loss(after
         assert {kind.name for kind in CHILDREN if it.api.names(kind)} == {kind.name for kind in CHILDREN}
         assert len(it.api.names(DEPLOYMENT)) == 4
         assert len(it.tokens) == (1 if after else 2)
+        it.api.writes.clear()
+        await it.round()
+        assert it.api.writes == []
+
+
+@pytest.mark.parametrize("after", range(14))
+async def test_an_operator_that_ends_after_any_number_of_writes_of_an_edit_is_no_loss(after):
+    async with world() as it:
+        it.wish()
+        await it.settle()
+        it.wish({"engine": {"maxModelLen": 8192}}, Topology.EP_D)
+        it.api.fault = lambda method, _: (
+            refusal(500, "InternalError", "gone") if method != "GET" and len(it.api.writes) >= after else None
+        )
+        with contextlib.suppress(ApiError):
+            await it.round()
+        assert len(it.api.writes) == after
+        it.api.fault = None
+        it.restart()
+        await it.round()
+        changed = {w["metadata"]["name"] for w in it.api.all(DEPLOYMENT) if "8192" in str(w)}
+        assert changed == {"demo-prefill", "demo-decode"}
+        assert it.api.names(DEPLOYMENT) == {*changed, "demo-router"}
+        assert it.api.names(CLAIM) == set()
+        assert it.status()["observedGeneration"] == 2
         it.api.writes.clear()
         await it.round()
         assert it.api.writes == []

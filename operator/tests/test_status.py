@@ -231,7 +231,9 @@ def test_an_object_that_was_refused_is_named():
     for kind in ("Available", "Progressing", "DecodeReady"):
         assert said(found, kind) == ("False", Reason.REJECTED)
         assert "Deployment demo-decode: spec.x: Invalid value" in condition(found, kind).message
-    assert "until the spec changes" in condition(found, "Progressing").message
+    assert (
+        "tried again when the spec changes, and every few minutes" in condition(found, "Progressing").message
+    )
 
 
 def test_an_object_that_failed_for_now_leaves_what_serves_available():

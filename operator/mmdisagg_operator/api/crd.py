@@ -37,8 +37,13 @@ _COLUMNS: Final = (
     ("Ready", "string", f"{_AVAILABLE}.status", 0),
     ("Reason", "string", f"{_AVAILABLE}.reason", 0),
     ("URL", "string", ".status.url", 1),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 1),
 )
+"""Name, type, path and priority; what has priority 1 is shown with `-o wide`.
+
+Age is listed since the API server adds it only where a CRD lists no columns at all; it is wide, since whether
+a deployment serves does not depend on it and the line is long.
+"""
 
 
 def custom_resource_definition() -> dict[str, Any]:

@@ -6,12 +6,21 @@ security contexts) the field takes that object as it is and the API server check
 a copy of those schemas would be thousands of lines that age with every Kubernetes release.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
 from .enums import DecodeContract
+from .names import Labels, ObjectName, OwnLabels, VolumeName
 from .quantity import StorageSize
 from .reserved import EngineArgument, VariableName
 from .structure import Structure, refused
@@ -20,9 +29,6 @@ KubernetesObject = Annotated[
     Mapping[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
 """An object of Kubernetes' own API, handed on unchanged."""
-
-Labels = Annotated[Mapping[str, str], Field(max_length=64)]
-"""Labels or annotations by key."""
 
 
 def _resource_amount(value: object) -> str:
@@ -57,31 +63,31 @@ class Variable(Structure):
     """Its value; numbers need quotes, as in a pod."""
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
+_S = TypeVar("_S", bound=Structure)
 
 
-_N = TypeVar("_N", bound=_Named)
+def _unique(field: str) -> Callable[[tuple[_S, ...]], tuple[_S, ...]]:
+    """Return the check that no two items have the same value of a field."""
+
+    def check(items: tuple[_S, ...]) -> tuple[_S, ...]:
+        keys = [getattr(item, field) for item in items]
+        repeated = next((key for key in keys if keys.count(key) > 1), None)
+        if repeated is not None:
+            raise refused(f"{repeated!r} is given twice")
+        return items
+
+    return check
 
 
-def _unique_names(items: tuple[_N, ...]) -> tuple[_N, ...]:
-    names = [item.name for item in items]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise refused(f"{repeated!r} is given twice")
-    return items
+def _list_map(key: str) -> dict[str, Any]:
+    """Return what makes a list one whose items are told apart by a key, as in a pod."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
-
-BY_NAME: Final[dict[str, Any]] = {
-    "x-kubernetes-list-type": "map",
-    "x-kubernetes-list-map-keys": ["name"],
-}
 
 Environment = Annotated[
     tuple[Variable, ...],
-    Field(max_length=64, json_schema_extra=BY_NAME),
-    AfterValidator(_unique_names),
+    Field(max_length=64, json_schema_extra=_list_map("name")),
+    AfterValidator(_unique("name")),
 ]
 """Variables, each named once."""
 
@@ -130,23 +136,58 @@ class Scheduling(Structure):
 class LocalReference(Structure):
     """A Secret in the deployment's namespace."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    name: ObjectName
     """Its name."""
+
+
+PullSecrets = Annotated[
+    tuple[LocalReference, ...],
+    Field(max_length=16, json_schema_extra=_list_map("name")),
+    AfterValidator(_unique("name")),
+]
+"""Secrets, each named once."""
+
+
+def _one_source(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(fields) != 1:
+        raise refused(f"must have one volume source such as emptyDir, not {len(fields)}")
+    return fields
+
+
+VolumeSource = Annotated[
+    Mapping[str, Any],
+    AfterValidator(_one_source),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": 1,
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
+    ),
+]
+"""One of Kubernetes' volume sources, such as `{emptyDir: {}}`, handed on unchanged."""
 
 
 class Volume(Structure):
     """A volume of the pods: a name and one of Kubernetes' volume sources."""
 
-    model_config = ConfigDict(extra="allow")
+    # CEL sees no fields that the schema does not list, so they are counted: the name and the source.
+    model_config = ConfigDict(extra="allow", json_schema_extra={"minProperties": 2, "maxProperties": 2})
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+    name: VolumeName
     """Name that `volumeMounts` refer to."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        _one_source(self.model_extra or {})
+        return self
 
 
 Volumes = Annotated[
     tuple[Volume, ...],
-    Field(max_length=32, json_schema_extra=BY_NAME),
-    AfterValidator(_unique_names),
+    Field(max_length=32, json_schema_extra=_list_map("name")),
+    AfterValidator(_unique("name")),
 ]
 """Volumes, each named once."""
 
@@ -154,14 +195,22 @@ Volumes = Annotated[
 class VolumeMount(Structure):
     """Where a volume appears in the role's container; fields as in a pod."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=63)]
-    """Name of the volume."""
+    name: VolumeName
+    """Name of the volume: one of `volumes`."""
     mount_path: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
     """Path in the container."""
     sub_path: str | None = None
     """Path within the volume."""
     read_only: bool = False
     """Whether the container cannot write to it."""
+
+
+VolumeMounts = Annotated[
+    tuple[VolumeMount, ...],
+    Field(max_length=32, json_schema_extra=_list_map("mountPath")),
+    AfterValidator(_unique("mount_path")),
+]
+"""Mounts, one at each path."""
 
 
 class PodFields(Structure):
@@ -173,15 +222,15 @@ class PodFields(Structure):
     """Compute resources of each pod."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Where the pods run."""
-    image_pull_secrets: tuple[LocalReference, ...] = Field(default=(), max_length=16)
+    image_pull_secrets: PullSecrets = ()
     """Secrets for the image registry."""
-    labels: Labels = Field(default_factory=dict)
+    labels: OwnLabels = Field(default_factory=dict)
     """More labels for the pods."""
-    annotations: Labels = Field(default_factory=dict)
+    annotations: OwnLabels = Field(default_factory=dict)
     """More annotations for the pods."""
     volumes: Volumes = ()
     """More volumes for the pods."""
-    volume_mounts: tuple[VolumeMount, ...] = Field(default=(), max_length=32)
+    volume_mounts: VolumeMounts = ()
     """Where those volumes appear."""
     pod_security_context: KubernetesObject | None = None
     """Security context of the pods, over the plan's (non-root)."""
@@ -217,3 +266,8 @@ class RouterRole(PodFields):
     max_in_flight: Annotated[int, Field(ge=1, le=100000)] = 512
     """Requests that one router pod serves at once; above it clients get 429 with `Retry-After`. Each holds
     its pictures in the pod's memory until it is answered."""
+    tenant_header: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$", max_length=64)] | None
+    ) = None
+    """Request header, set by a gateway of yours, that names the tenant: tenants then share no remembered
+    pictures. Absent: everyone shares them."""

@@ -17,7 +17,14 @@ _FACTORS: Final[Mapping[str, int]] = {
     **{suffix: 1000**power for power, suffix in enumerate("kMGT", start=1)},
     **{suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1)},
 }
-_MAXIMUM: Final = 2**63 - 1
+_MAXIMUM: Final = 2**50
+_LARGEST: Final = "1024Ti"
+"""The same in Kubernetes' spelling: more is a typo, and JSON readers would no longer take it for exact."""
+
+_BOUND: Final[dict[str, Any]] = {
+    "rule": f"type(self) == int ? self <= {_MAXIMUM} : quantity(self).compareTo(quantity('{_LARGEST}')) <= 0",
+    "message": f"at most {_LARGEST}",
+}
 
 
 def parse_quantity(value: object) -> int:
@@ -27,11 +34,13 @@ def parse_quantity(value: object) -> int:
         value: a positive integer, or text such as `20Mi` or `40M`.
 
     Raises:
-        ValueError: anything else: zero, a fraction, an unknown suffix, more than a signed 64-bit integer.
+        ValueError: anything else: zero, a fraction, an unknown suffix, more than 1024Ti.
     """
     number = _number(value)
-    if number is None or not 1 <= number <= _MAXIMUM:
+    if number is None or number < 1:
         raise refused(f"{value!r} is no quantity; write a positive whole number such as 20, 20Mi or 40M")
+    if number > _MAXIMUM:
+        raise refused(f"{value!r} is too much: {_BOUND['message']}")
     return number
 
 
@@ -53,6 +62,7 @@ _SCHEMA: Final[dict[str, Any]] = {
     "maxLength": 24,
     "pattern": PATTERN,
     "x-kubernetes-int-or-string": True,
+    "x-kubernetes-validations": [_BOUND],
 }
 
 Quantity = Annotated[int, BeforeValidator(parse_quantity), WithJsonSchema(_SCHEMA)]

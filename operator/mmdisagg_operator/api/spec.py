@@ -15,7 +15,8 @@ from .enums import (
     RolloutStrategy,
     Topology,
 )
-from .pod import DecodeRole, EngineRole, Environment, KubernetesObject, PodFields, RouterRole
+from .names import ObjectName, SecretKey
+from .pod import DecodeRole, EngineRole, Environment, PodFields, RouterRole, VolumeSource
 from .quantity import Quantity, StorageSize
 from .reserved import EngineArgument
 from .structure import Structure, rule
@@ -32,9 +33,9 @@ _TOPOLOGIES = {
 class SecretKeyReference(Structure):
     """One key of a Secret in the deployment's namespace."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    name: ObjectName
     """Name of the Secret."""
-    key: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    key: SecretKey
     """Key in the Secret."""
 
 
@@ -53,7 +54,7 @@ class Model(Structure):
     path: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Directory with the weights; for source Path. Local mode takes it relative to the YAML file, in pods it
     is where the model's volume is mounted."""
-    volume: KubernetesObject | None = None
+    volume: VolumeSource | None = None
     """Kubernetes volume source that holds the directory, for pods; without it the image must hold it."""
     served_name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=128)]
     """Name that clients ask for."""
@@ -141,7 +142,7 @@ class Media(Structure):
 class ClaimReference(Structure):
     """A PersistentVolumeClaim in the deployment's namespace."""
 
-    claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    claim_name: ObjectName
     """Its name."""
 
 
@@ -152,7 +153,7 @@ class SharedVolume(Structure):
     """A claim that exists; every node that runs encode or its consumer must be able to mount it."""
     capacity: StorageSize | None = None
     """Size of the claim that is made; 20Gi where absent."""
-    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
+    storage_class_name: ObjectName | None = None
     """Storage class of the claim that is made; it must offer ReadWriteMany across nodes."""
 
     @rule(
@@ -184,8 +185,8 @@ class Handoff(Structure):
     """How the stages hand their work on."""
 
     embedding: EmbeddingHandoff | None = None
-    """How embeddings leave encode; where absent: the one of `tcp` and `sharedVolume` that is there, else
-    SharedVolume. Only with an encode role."""
+    """How embeddings leave encode; where absent: Tcp, or SharedVolume where `sharedVolume` is there. Only
+    with an encode role."""
     tcp: Tcp | None = None
     """How much memory Tcp takes; only with Tcp."""
     shared_volume: SharedVolume | None = None
@@ -251,10 +252,9 @@ class Spec(Structure):
     @property
     def embedding_handoff(self) -> EmbeddingHandoff:
         """How embeddings leave encode, chosen or by default; without meaning where there is no encode."""
-        chosen = self.handoff.embedding
-        if chosen is not None:
-            return chosen
-        return EmbeddingHandoff.TCP if self.handoff.tcp is not None else EmbeddingHandoff.SHARED_VOLUME
+        if self.handoff.embedding is not None:
+            return self.handoff.embedding
+        return EmbeddingHandoff.SHARED_VOLUME if self.handoff.shared_volume else EmbeddingHandoff.TCP
 
     def role(self, role: Role) -> PodFields | None:
         """Return what the spec says about `role`, or None when the deployment does not have it."""

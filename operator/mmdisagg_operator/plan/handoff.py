@@ -81,12 +81,17 @@ def kv_config(topology: Topology, role: Role, device: Device) -> Config | None:
         role: the engine's.
         device: where the KV cache lies.
     """
-    if topology not in (Topology.E_P_D, Topology.EP_D) or role not in _KV_ROLES:
+    if not moves_kv(topology, role):
         return None
     config: dict[str, Any] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[role]}
     if device is Device.CPU:
         config["kv_buffer_device"] = "cpu"
     return {**config, "kv_load_failure_policy": "fail"}
+
+
+def moves_kv(topology: Topology, role: Role) -> bool:
+    """Whether this engine sends KV blocks to another one or receives them."""
+    return topology in (Topology.E_P_D, Topology.EP_D) and role in _KV_ROLES
 
 
 def shares_embeddings(spec: Spec, role: Role) -> bool:

@@ -11,7 +11,7 @@ from .body import ChatBody
 from .dispatch import Dispatcher, Tried
 from .engines import EngineSet
 from .legs import EncodedMedia, EncodedMedium, encode_leg
-from .media_cache import MediaCache, media_key
+from .media_cache import MediaCache, Scope, media_key
 from .replies import encoded_medium
 from .trace import Trace
 from .validation import ClientMedium
@@ -45,10 +45,13 @@ class EncodeStage:
         Raises:
             RouterError: the first failure; the other legs are cancelled.
         """
-        keys = {medium: media_key(medium, body, engines.model.info.revision) for medium in media}
+        scope = Scope(engines.model.info.revision, trace.tenant)
+        keys = {medium: media_key(medium, body, scope) for medium in media}
         if again:
             self._cache.forget(keys.values())
         found = self._remembered(keys)
+        if not again:
+            trace.looked_up, trace.remembered = sum(key is not None for key in keys.values()), len(found)
         missing = [medium for medium in keys if medium not in found]
         if missing:
             with trace.timed(Role.ENCODE):

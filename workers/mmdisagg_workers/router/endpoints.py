@@ -13,6 +13,7 @@ from typing import Final
 from mmdisagg_workers.contract import ModelInfo, Role
 
 COOLDOWN_SECONDS: Final = 5.0
+UNASKED: Final = "not asked yet"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Endpoint:
     in_flight: int = 0
     avoid_until: float = 0.0
     info: ModelInfo | None = None
-    problem: str | None = "not asked yet"
+    problem: str | None = UNASKED
 
     def failed(self, now: float) -> None:
         """Note that a connection failed."""

@@ -91,6 +91,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="requests served at once; above it clients get 429 (default: %(default)s)",
     )
+    cli.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        help="header, set by a gateway, that names the tenant; tenants share no remembered pictures",
+    )
     _add_seconds(cli, "--request-timeout", defaults.request, "for a request as a whole, its stream included")
     _add_seconds(cli, "--connect-timeout", defaults.connect, "until a connection to an engine stands")
     _add_seconds(
@@ -126,6 +131,7 @@ def settings_from(options: argparse.Namespace, environment: Mapping[str, str]) -
             request=options.request_timeout,
         ),
         max_in_flight=options.max_in_flight,
+        tenant_header=options.tenant_header,
     )
 
 
@@ -195,13 +201,13 @@ def discovery(
 
 def build_front(settings: Settings, engines: Engines, client: EngineClient, reader: InfoReader) -> Front:
     """Put the parts together."""
-    admission = Admission(settings.max_in_flight)
+    admission, readiness = Admission(settings.max_in_flight), Readiness(engines, reader)
     return Front(
         settings=settings,
         pipeline=Pipeline(client, settings.deadlines),
-        readiness=Readiness(engines, reader),
+        readiness=readiness,
         admission=admission,
-        metrics=RouterMetrics(admission),
+        metrics=RouterMetrics(admission, readiness),
         log=RequestLog(sys.stdout.write),
         created=int(time.time()),
     )

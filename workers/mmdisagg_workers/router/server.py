@@ -174,7 +174,7 @@ class Front:
     async def _serve(self, request: web.Request, parse: Parser) -> web.StreamResponse:
         deadline = asyncio.get_running_loop().time() + self.settings.deadlines.request
         request_id = accepted_request_id(request.headers.get("x-request-id"))
-        trace = Trace(request_id, request.path, time.monotonic(), deadline)
+        trace = Trace(request_id, request.path, time.monotonic(), deadline, tenant=self._tenant(request))
         status, outcome, failure = 499, "client_gone", None
         try:
             response, failure = await self._answer(request, parse, trace)
@@ -189,6 +189,11 @@ class Front:
             self.metrics.record(trace, outcome)
             self.log.record(trace, status, outcome, failure)
 
+    def _tenant(self, request: web.Request) -> str:
+        header = self.settings.tenant_header
+        # Of several such headers a gateway's is not known from a client's: all of them name the tenant.
+        return "\n".join(request.headers.getall(header, ())) if header else ""
+
     async def _answer(
         self, request: web.Request, parse: Parser, trace: Trace
     ) -> tuple[web.StreamResponse, RouterError | None]:
@@ -198,7 +203,7 @@ class Front:
             async with AsyncExitStack() as stack:
                 stack.enter_context(self.admission.slot())
                 # Before the body: while nobody can serve it, it need not be read.
-                self.readiness.serving()
+                await self.readiness.settled()
                 body = _parsed(parse, await self._body(request), trace)
                 answer = await self._open(stack, body, trace)
                 if isinstance(answer, FullAnswer):
@@ -222,7 +227,7 @@ class Front:
         batch: list[bytes] | None = answer.head
         while batch is not None:
             end = next((i for i, event in enumerate(batch) if event == DONE or is_error(event)), len(batch))
-            pass
+            answer.rest.pause()
             await self._write(stream, _joined(map(answer.transform, batch[:end])))
             if end < len(batch):
                 return await self._close(stream, batch[end])
@@ -256,14 +261,14 @@ class Front:
 
     async def _open(self, stack: AsyncExitStack, body: Body, trace: Trace) -> Answer:
         """Begin the answer; a request that outlives its engines starts again, once, with the next."""
-        engines = self.readiness.serving()
+        engines = await self.readiness.settled()
         try:
             return await stack.enter_async_context(
                 self.pipeline.answer(self._job(body, engines, trace), trace)
             )
-        except (NotReadyError, UnreachableError):
-            newer = self.readiness.serving()
-            if newer is engines:
+        except (NotReadyError, UnreachableError) as failure:
+            newer = await self.readiness.settled()
+            if newer is engines and isinstance(failure, UnreachableError):
                 raise
         trace.retries += 1
         return await stack.enter_async_context(self.pipeline.answer(self._job(body, newer, trace), trace))

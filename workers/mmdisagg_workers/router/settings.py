@@ -58,6 +58,7 @@ class Settings:
         limits: media limits.
         deadlines: how long to wait.
         max_in_flight: requests served at once.
+        tenant_header: header that names who asks, or None where nobody is told apart.
     """
 
     model: str
@@ -68,6 +69,7 @@ class Settings:
     limits: MediaLimits = field(default_factory=MediaLimits)
     deadlines: Deadlines = Deadlines()
     max_in_flight: int = MAX_IN_FLIGHT
+    tenant_header: str | None = None
 
 
 def limits_from(environment: Mapping[str, str]) -> MediaLimits:

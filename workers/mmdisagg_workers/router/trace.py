@@ -44,11 +44,14 @@ class Trace:
         deadline: time of the event loop's clock at which the request is given up, in seconds.
         model: the model asked for, once known.
         stream: whether the client asked for a stream.
+        tenant: who asks, where a header says it.
         media: pictures and videos in the request.
         seconds: time per stage; decode's ends at its first token in a stream.
         sent: bytes of request bodies per stage, attempts added up.
         retries: legs that were sent again after a failure before the first token.
         re_encodes: times all media were encoded again after an embedding was lost.
+        looked_up: distinct inline media that the router may have remembered.
+        remembered: those that it had, so that encode was not asked.
     """
 
     request_id: str
@@ -57,11 +60,14 @@ class Trace:
     deadline: float
     model: str = ""
     stream: bool = False
+    tenant: str = ""
     media: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     retries: int = 0
     re_encodes: int = 0
+    looked_up: int = 0
+    remembered: int = 0
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

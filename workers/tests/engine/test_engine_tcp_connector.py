@@ -249,11 +249,15 @@ def test_memory_is_not_used_again_while_a_step_in_flight_may_read_it(encode, mon
     second = wants("second", encode.encode(B, 2.0), B)
     for _ in range(3):
         assert not small.scheduler.ensure_cache_available(second, 0)
+        assert ("second", 0) not in small.scheduler._held, "its fetch has not begun"
         small.scheduler.build_connector_meta(step())
     small.worker.bind_connector_metadata(plan)
     small.worker.start_load_caches(small.cache)
     assert torch.equal(small.cache[A], torch.full((ROWS, WIDTH), 1.0))
     assert small.ready(second)
+    small.run(second)
+    assert torch.equal(small.cache[B], torch.full((ROWS, WIDTH), 2.0))
+    assert torch.equal(small.cache[A], torch.full((ROWS, WIDTH), 1.0)), "the engine has a copy of its own"
 
 
 def test_a_picture_seen_before_is_not_fetched_again(encode, prefill):
@@ -279,6 +283,15 @@ def test_an_aborted_request_leaves_nothing_held(encode, prefill):
     prefill.scheduler.ensure_cache_available(asked, 0)
     prefill.scheduler.request_finished(asked)
     assert prefill.scheduler._held == {}
+
+
+def test_an_embedding_of_another_dtype_is_converted_to_the_models(encode, prefill):
+    params = encode.encode(A, 0.0)
+    encode.worker.save_caches({B: torch.full((ROWS, WIDTH), 1.5, dtype=torch.bfloat16)}, B)
+    asked = wants("r", {B: params[A]}, B)
+    assert prefill.ready(asked)
+    prefill.run(asked)
+    assert torch.equal(prefill.cache[B], torch.full((ROWS, WIDTH), 1.5))
 
 
 def test_only_the_first_of_several_workers_serves():

@@ -22,6 +22,7 @@ from tcp_peers import (
     settle,
 )
 
+from mmdisagg_workers.engine.tcp_handoff import arrivals as arrivals_module
 from mmdisagg_workers.engine.tcp_handoff import server as server_module
 from mmdisagg_workers.engine.tcp_handoff.arrivals import THREADS_PER_PEER, State, Wanted
 from mmdisagg_workers.engine.tcp_handoff.client import Peer
@@ -33,6 +34,7 @@ from mmdisagg_workers.engine.tcp_handoff.protocol import (
     Greeting,
     HandoffError,
     Layout,
+    PeerUnreachableError,
     encode_reply,
     encode_request,
     proof,
@@ -146,6 +148,19 @@ def test_a_peer_that_is_gone_fails_everything_that_should_come_from_it(encode):
     lost = here.take([Wanted(identity(n), LAYOUT, gone) for n in range(20, 40)])
     (fine,) = here.take([encode.wanted(1)])
     assert settle(*lost, fine) == [FAILED] * 20 + [HERE]
+
+
+def test_a_peer_that_does_not_answer_is_waited_for_once_not_for_each_embedding(encode, monkeypatch):
+    attempts = []
+
+    def unanswered(*arguments):
+        attempts.append(arguments)
+        time.sleep(0.05)
+        raise PeerUnreachableError("no answer")
+
+    monkeypatch.setattr(arrivals_module, "PeerConnection", unanswered)
+    assert settle(*arrivals().take([encode.wanted(n) for n in range(40)])) == [FAILED] * 40
+    assert len(attempts) <= THREADS_PER_PEER
 
 
 def test_a_client_without_the_token_gets_nothing(encode, caplog):
@@ -336,6 +351,17 @@ def test_a_request_takes_all_its_embeddings_or_none(encode):
     assert here.take([encode.wanted(n) for n in (2, 3)]) is None, "the third request still holds them"
 
 
+def test_making_room_for_one_picture_never_evicts_another_of_the_request(encode):
+    encode.publish(*range(4))
+    here = arrivals(3 * LAYOUT.size)
+    held = here.take([encode.wanted(n) for n in (1, 2)])
+    (unused,) = here.take([encode.wanted(0)])
+    settle(*held, unused)
+    here.give_back(unused)
+    assert here.take([encode.wanted(n) for n in (0, 3)]) is None
+    assert here.take([encode.wanted(0)]) == [unused]
+
+
 def test_media_that_could_never_fit_are_an_error(encode):
     with pytest.raises(HandoffError, match="capacity"):
         arrivals(3 * LAYOUT.size).take([encode.wanted(n) for n in range(4)])
@@ -388,6 +414,12 @@ def test_the_port_still_serves_after_all_that(fuzzed):
     assert settle(arrival) == [HERE]
 
 
+@pytest.fixture(scope="module")
+def patient():
+    """One consumer for all lies."""
+    return arrivals()
+
+
 class Replies:
     """What the scripted peer of the next test sends: as if it were the server, from some point on."""
 
@@ -411,9 +443,9 @@ def liar():
 @pytest.mark.timeout(900)
 @fuzz
 @given(st.booleans(), prefixes, st.binary(max_size=300))
-def test_foreign_bytes_from_a_peer_fail_the_fetch_alone(liar, after, prefix, tail):
+def test_foreign_bytes_from_a_peer_fail_the_fetch_alone(liar, patient, after, prefix, tail):
     Replies.after_handshake, Replies.data = after, prefix + tail
-    (arrival,) = arrivals().take([liar.wanted(1)])
+    (arrival,) = patient.take([liar.wanted(1)])
     assert settle(arrival) == [FAILED]
 
 

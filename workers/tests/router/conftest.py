@@ -150,6 +150,7 @@ async def deploy(stops: Stops) -> Deploy:
         deadlines: dict[str, float] | None = None,
         ready: bool = True,
         max_in_flight: int = 512,
+        tenant_header: str | None = None,
         **counts: int,
     ) -> Deployment:
         world = World()
@@ -169,6 +170,7 @@ async def deploy(stops: Stops) -> Deploy:
             limits=limits or MediaLimits(images=8, videos=1, bytes=100_000),
             deadlines=replace(DEADLINES, **(deadlines or {})),
             max_in_flight=max_in_flight,
+            tenant_header=tenant_header,
         )
         deployment = Deployment(world, engines, "")
         await serve(settings, deployment, stops)

@@ -139,6 +139,7 @@ class ScriptedEngine:
         self.faults: list[Fault | None] = []
         self.tokens = 4
         self.pause = 0.0
+        self.info_pause = 0.0
         self.active = 0
         self.hold: asyncio.Event | None = None
         self.url = ""
@@ -165,6 +166,7 @@ class ScriptedEngine:
         return [record.body for record in self.recorded]
 
     async def _info(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.info_pause)
         return web.Response(text=self.info.to_json(), content_type="application/json")
 
     async def _post(self, request: web.Request) -> web.StreamResponse:

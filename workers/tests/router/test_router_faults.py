@@ -126,17 +126,6 @@ async def test_a_lost_embedding_is_encoded_once_more(deploy, topology, loads, st
     assert await deployment.metric("mmdisagg_router_re_encodes_total") == 1
 
 
-@pytest.mark.case("t07")
-async def test_an_embedding_that_vanished_after_the_router_remembered_it_is_encoded_again(deploy):
-    deployment = await deploy()
-    assert (await deployment.post(ask())).content == "I see red"
-    deployment.world.embeddings.clear()
-
-    assert (await deployment.post(ask())).content == "I see red"
-
-    assert counts(deployment) == {"encode": 2, "prefill": 3, "decode": 2}
-
-
 @pytest.mark.parametrize(("topology", "loads"), [("E/P/D", "prefill"), ("E/PD", "decode")])
 async def test_an_embedding_is_encoded_again_only_once(deploy, topology, loads):
     deployment = await deploy(topology)

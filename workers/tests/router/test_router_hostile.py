@@ -16,7 +16,7 @@ from mmdisagg_workers.contract import TEXT_BYTES, MediaLimits
 from mmdisagg_workers.router.body import read_chat
 from mmdisagg_workers.router.errors import InvalidRequestError
 from mmdisagg_workers.router.legs import generate_raw_leg
-from mmdisagg_workers.router.media_cache import media_key
+from mmdisagg_workers.router.media_cache import Scope, media_key
 from mmdisagg_workers.router.validation import MAX_PARTS, ClientMedium
 
 PAD = "\\u003c|image_pad|\\u003e"
@@ -169,7 +169,7 @@ def test_fields_nested_deeper_than_they_can_be_written_are_the_clients_fault(fie
     setattr(body, field, deep)
     build = {
         "tools": lambda: generate_raw_leg(body, []),
-        "mm_processor_kwargs": lambda: media_key(ClientMedium("image", picture("a")), body, "r1"),
+        "mm_processor_kwargs": lambda: media_key(ClientMedium("image", picture("a")), body, Scope("r1")),
     }
     with pytest.raises(InvalidRequestError, match="too deep"):
         build[field]()

@@ -15,8 +15,10 @@ from scripted_engines import TOKEN, ScriptedEngine, World, chat
 from waiting import eventually
 
 from mmdisagg_workers.contract import Topology
+from mmdisagg_workers.router.api_server import Access
+from mmdisagg_workers.router.discovery import Discovery
 from mmdisagg_workers.router.engines import DiscoveredEngines
-from mmdisagg_workers.router.main import EXIT_BAD_SETTINGS, engines_of, main, parser, settings_from
+from mmdisagg_workers.router.main import EXIT_BAD_SETTINGS, engines_of, main, parser, serve, settings_from
 from mmdisagg_workers.router.settings import MAX_IN_FLIGHT, SettingsError
 
 MEDIA = json.dumps({"allowedHosts": ["x"], "limits": {"images": 2, "videos": 0, "bytes": 99, "pixels": 5}})
@@ -173,3 +175,27 @@ async def until_ready(http: aiohttp.ClientSession) -> None:
 async def post(http: aiohttp.ClientSession):
     async with http.post("/v1/chat/completions", json=chat("hi")) as response:
         return await response.json()
+
+
+async def test_a_discovering_router_serves_and_stops(cluster, tmp_path):
+    await cluster.revision("PD")
+    port = free_port()
+    access = Access(cluster.api.url, tmp_path, None)
+    running = asyncio.create_task(serve(cluster.front.settings, access, "127.0.0.1", port, 1.0))
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+        await until_ready(http)
+        assert (await post(http))["choices"][0]["message"]["content"] == "I see text"
+
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    await asyncio.wait_for(running, 5)
+
+
+async def test_a_router_whose_discovery_fails_unforeseen_ends(cluster, tmp_path, monkeypatch):
+    async def broken(_: object) -> None:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(Discovery, "run", broken)
+    access = Access(cluster.api.url, tmp_path, None)
+    with pytest.raises(ExceptionGroup):
+        await asyncio.wait_for(serve(cluster.front.settings, access, "127.0.0.1", free_port(), 1.0), 5)

@@ -9,6 +9,8 @@ import pytest
 from scripted_engines import TOKEN, chat, fails, image_part, picture
 from waiting import eventually
 
+from mmdisagg_workers.router import readiness
+
 RED = picture("red")
 ASK = chat(image_part(RED), "what is it?")
 ROLES = ("encode", "prefill", "decode")
@@ -55,13 +57,21 @@ async def test_without_any_engine_it_is_503(cluster):
     assert "no ready engine" in reply.error["message"]
 
 
+async def engines(cluster):
+    return [await cluster.metric("mmdisagg_router_engines", role=role) for role in ROLES]
+
+
 async def test_a_slice_whose_engine_is_not_ready_does_not_count(cluster):
-    pods = await cluster.revision()
+    assert await engines(cluster) == [0, 0, 0]
+    pods = await cluster.revision(decode=2)
     await cluster.served()
+    await eventually(lambda: cluster.front.readiness.count("decode") == 2)
+    assert await engines(cluster) == [1, 1, 2]
 
     await cluster.publish(pods["prefill"][0], ready=False, serving=False)
 
     await cluster.unserved("prefill")
+    assert await engines(cluster) == [0, 0, 0]
     await cluster.publish(pods["prefill"][0])
     await cluster.served()
 
@@ -112,6 +122,7 @@ async def test_an_engine_that_terminates_gets_no_new_leg_and_ends_the_old_one(cl
     await eventually(lambda: first.active == 1)
 
     await cluster.publish(second)
+    await eventually(lambda: cluster.front.readiness.count(role) == 2)
     await cluster.leave(first)
     await eventually(
         lambda: [e.url for e in cluster.front.readiness.serving().pools[role].endpoints] == [second.url]
@@ -123,6 +134,51 @@ async def test_an_engine_that_terminates_gets_no_new_leg_and_ends_the_old_one(cl
     assert [reply.status for reply in others] == [200] * 4
     assert len(first.recorded) == 1
     assert len(second.recorded) == 4
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_request_waits_a_moment_for_the_engine_that_takes_the_place_of_another(cluster, role):
+    pods = await cluster.revision()
+    await cluster.served()
+    successor = await cluster.pod(role)
+    successor.info_pause = 0.3
+
+    await cluster.publish(successor)
+    await cluster.leave(pods[role][0])
+    await cluster.unserved(f"no ready {role} engine")
+
+    assert await answers(cluster) == (200, "I see red")
+    assert len(successor.recorded) == 1
+
+
+async def test_a_request_on_its_way_waits_for_that_engine_too(cluster):
+    pods = await cluster.revision()
+    await cluster.served()
+    pods["encode"][0].hold = asyncio.Event()
+    request = asyncio.create_task(answers(cluster))
+    await eventually(lambda: pods["encode"][0].active == 1)
+    successor = await cluster.pod("prefill")
+    successor.info_pause = 0.3
+    await cluster.publish(successor)
+    await cluster.leave(pods["prefill"][0])
+    await cluster.unserved("no ready prefill engine")
+
+    pods["encode"][0].hold.set()
+
+    assert await request == (200, "I see red")
+    assert (len(pods["prefill"][0].recorded), len(successor.recorded)) == (0, 1)
+
+
+async def test_a_request_waits_no_longer_than_a_moment(cluster, monkeypatch):
+    monkeypatch.setattr(readiness, "PATIENCE_SECONDS", 0.1)
+    slow = await cluster.pod("decode", "PD")
+    slow.info_pause = 3.0
+    await cluster.publish(slow)
+    await cluster.unserved("not asked yet")
+
+    reply = await cluster.post(ASK)
+
+    assert (reply.status, reply.error["code"]) == (503, "not_ready")
 
 
 async def test_an_engine_at_the_address_of_an_earlier_one_is_asked_anew(cluster):

@@ -190,16 +190,18 @@ async def ask_and_read_nothing(deployment):
 
 
 async def test_a_client_that_reads_slowly_costs_no_idle_time_of_decode(deploy):
-    deployment = await deploy("PD", deadlines={"idle": 0.2})
+    deployment = await deploy("PD", deadlines={"idle": 0.5, "request": 30, "write": 20})
     deployment.decode.faults = [writes_much]
     reader, writer = await ask_and_read_nothing(deployment)
     await eventually(lambda: deployment.decode.active == 1)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(1.0)
 
-    received = b""
-    async with asyncio.timeout(8):
+    received = bytearray()
+    async with asyncio.timeout(20):
         while b"[DONE]" not in received[-100:]:
-            received += await reader.read(2**20)
+            piece = await reader.read(2**20)
+            assert piece, received[-500:]
+            received += piece
 
     assert received.count(PIECE.encode()) == PIECES
     writer.close()

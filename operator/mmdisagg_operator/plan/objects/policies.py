@@ -14,14 +14,12 @@ user's own can let a metrics scraper in.
 from collections.abc import Iterator
 from typing import Final
 
-from mmdisagg_operator.api import MultimodalDisaggDeployment, Role, Topology
-from mmdisagg_operator.plan.handoff import fetches_embeddings, serves_embeddings
+from mmdisagg_operator.api import MultimodalDisaggDeployment, Role
+from mmdisagg_operator.plan.handoff import fetches_embeddings, moves_kv, serves_embeddings
 from mmdisagg_operator.plan.site import EMBEDDING_PORT, HTTP_PORT
 
 from .identity import DEPLOYMENT_LABEL, ROLE_LABEL, Manifest, child, child_name, selector
 
-_KV_ROLES: Final = (Role.PREFILL, Role.DECODE)
-_KV_TOPOLOGIES: Final = (Topology.E_P_D, Topology.EP_D)
 _ALL_BUT_HTTP: Final = (
     {"protocol": "TCP", "port": 1024, "endPort": HTTP_PORT - 1},
     {"protocol": "TCP", "port": HTTP_PORT + 1, "endPort": 65535},
@@ -49,12 +47,13 @@ def _ingress(deployment: MultimodalDisaggDeployment, role: Role) -> Iterator[Man
         consumers = [r for r in Role if fetches_embeddings(deployment.spec, r)]
         peers = [{"podSelector": {"matchLabels": selector(deployment, consumer)}} for consumer in consumers]
         yield {"from": peers, "ports": [{"protocol": "TCP", "port": EMBEDDING_PORT}]}
-    if role in _KV_ROLES and deployment.spec.topology in _KV_TOPOLOGIES:
+    if moves_kv(deployment.spec.topology, role):
         yield {"from": [_kv_peers(deployment)], "ports": list(_ALL_BUT_HTTP)}
 
 
 def _kv_peers(deployment: MultimodalDisaggDeployment) -> Manifest:
-    roles = {"key": ROLE_LABEL, "operator": "In", "values": [str(role) for role in _KV_ROLES]}
+    peers = [str(role) for role in Role if moves_kv(deployment.spec.topology, role)]
+    roles = {"key": ROLE_LABEL, "operator": "In", "values": peers}
     own = {DEPLOYMENT_LABEL: deployment.metadata.name}
     return {"podSelector": {"matchLabels": own, "matchExpressions": [roles]}}
 

@@ -29,7 +29,7 @@ from .arrivals import Arrival, Arrivals, State, Wanted
 from .client import HOST, PORT, SIZE, Peer
 from .counters import CounterReader, Counters, counter_file
 from .memory import ArenaView, MappedEmbedding
-from .protocol import HandoffError, Layout
+from .protocol import ITEM_BYTES, HandoffError, Layout
 from .server import EmbeddingServer
 from .store import HostStore
 
@@ -75,6 +75,10 @@ class TcpConnector(LoadingConnector):
         self._place = {name: settings.get_from_extra_config(name, None) for name in ("host", "port")}
         self._width = geometry_from_json(os.environ.get(GEOMETRY, "")).embedding_width
         self._dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+        if self._dtype not in ITEM_BYTES:
+            raise ValueError(
+                f"models of dtype {self._dtype} are not served over Tcp; use {sorted(ITEM_BYTES)}"
+            )
         self._counter_file = counter_file(settings.engine_id)
         self._arena_view = ArenaView()
         self._server: EmbeddingServer | None = None
@@ -142,7 +146,11 @@ class TcpConnector(LoadingConnector):
 
     def publish(self, identity: str, embedding: torch.Tensor) -> None:
         """Worker: copy an embedding to the store; the first of several workers does."""
-        if self._store is not None and not self._store.publish(check_identity(identity), embedding):
+        if self._store is None:
+            return
+        # Consumers expect the model's own type; vLLM would convert the embedding to it anyway.
+        converted = embedding.to(getattr(torch, self._dtype))
+        if not self._store.publish(check_identity(identity), converted):
             logger.warning(
                 "embedding %s was not published: all %d bytes are being read", identity, self._capacity
             )
