@@ -90,5 +90,5 @@ def test_describe_names_the_cause_and_the_remedy(troubled, trouble):
     assert cause in described
     assert remedy in described
     row = deployed.kubectl("get", "mmdd", deployed.name, "--no-headers").split()
-    assert (row[0], row[-3:-1]) == (deployed.name, ["False", reason])
+    assert (row[0], row[-2:]) == (deployed.name, ["False", reason])
     deployed.delete()

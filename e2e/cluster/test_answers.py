@@ -59,6 +59,7 @@ def test_kubectl_get_tells_what_people_look_for(demo, yardstick):
     wide = demo.kubectl("get", "mmdd", "shapes", "--output=wide").splitlines()
     columns = dict(zip(wide[0].split(), wide[1].split(), strict=True))
     assert columns["URL"] == demo.status()["url"]
+    assert "AGE" in columns
 
 
 def test_a_picture_is_answered_from_outside_of_the_cluster(outside):

@@ -23,7 +23,6 @@ TOOL = {
     "function": {
         "name": "look",
         "description": "Look.",
-        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {
