@@ -232,10 +232,8 @@ def places(nodes, kubectl) -> Places:
 def applied(namespace, places) -> Deployed:
     """Encode, prefill and decode of the trained tiny model; prefill is on the other node. Not waited for."""
     roles = {"encode": places.first, "prefill": places.second, "decode": places.first}
-    volume = {"persistentVolumeClaim": {"claimName": "embeddings"}}
-    handoff = {"embedding": "SharedVolume", "sharedVolume": volume}
     router = {"requestTimeoutSeconds": REQUEST_SECONDS}
-    made = shapes("shapes", places, roles, handoff=handoff, router=router, rollout={"strategy": "Recreate"})
+    made = shapes("shapes", places, roles, router=router, rollout={"strategy": "Recreate"})
     deployed = Deployed(namespace, made)
     deployed.apply()
     return deployed

@@ -11,6 +11,7 @@ from mmdisagg_cli import scenes
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
 """A stream of some seconds."""
+ON_A_VOLUME = {"sharedVolume": {"persistentVolumeClaim": {"claimName": "embeddings"}}}
 GENERATED, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
 
 
@@ -86,14 +87,15 @@ def test_a_deployment_that_is_deleted_is_made_again_and_answers_again(demo, outs
 
 @pytest.mark.case("c16")
 def test_encode_is_removed_and_added_again_and_no_request_is_stuck(demo, outside, questions):
-    before = {name: demo.resource["spec"][name] for name in ("encode", "handoff")}
+    """It comes back with another handoff, over a volume, so that both are seen across pods."""
+    encode = demo.resource["spec"]["encode"]
     with asking(outside, questions, clients=2, fields={}) as streams:
-        demo.apply(encode=None, handoff=None)
+        demo.apply(encode=None)
         until("the pruning", lambda: not demo.all_pods("encode"))
         demo.serves()
         assert set(demo.roles()) == {"prefill", "decode", "router"}
         assert answers(outside, scenes.question(random.Random(78)))
-        demo.apply(**before)
+        demo.apply(encode=encode, handoff=ON_A_VOLUME)
         demo.serves()
         assert answers(outside, scenes.question(random.Random(79)))
     for one in streams.told:

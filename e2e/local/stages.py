@@ -97,11 +97,16 @@ class Stages:
         medium, _ = self._reported(part, reply)
         return Prefilled(content, [medium], reply.prompt_token_ids, reply.body["kv_transfer_params"])
 
-    def answer_embedded(self, content: list[Any], medium: Medium, **fields: Any) -> Answer:
-        """Run the decode leg of E/PD: content with one picture, read from the store under its identity."""
+    def answer_embedded(
+        self, content: list[Any], medium: Medium, params: dict[str, Any] | None = None, **fields: Any
+    ) -> Answer:
+        """Run the decode leg of E/PD: content with one picture, loaded under its identity.
+
+        `params` are its `ec_transfer_params`, which a shared volume needs none of.
+        """
         embedded = prefill_part(family(self.info.family), self.info, medium)
         parts = [embedded if part["type"] in MEDIA else part for part in content]
-        return self.decode.ask(parts, ec_transfer_params={medium.identity: {}}, **fields)
+        return self.decode.ask(parts, ec_transfer_params=params or {medium.identity: {}}, **fields)
 
     def decode_media(
         self,

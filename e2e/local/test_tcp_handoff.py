@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ REQUESTS = 200 if os.environ.get("MMDISAGG_LONG") else 40
 @pytest.fixture(scope="module")
 def answered(qwen):
     """What the aggregated engine answers, kept while another deployment, without one, is tested."""
-    contents = [*workload(), *repeated(10, 10)]
+    contents = [*workload(), *repeated(10, 10), unseen()]
     answers = qwen().reference.ask_all(contents, at_once=4, ignore_eos=True)
     return dict(zip(map(json.dumps, contents), answers, strict=True))
 
@@ -63,6 +64,11 @@ def repeated(pictures: int, count: int) -> list[Any]:
         about(image_part(noise(900 + n % pictures, 112, 112)), words=40, seed=n, text="describe this")
         for n in range(count)
     ]
+
+
+def unseen() -> list[Any]:
+    """A question about a picture that no other test asks about."""
+    return about(image_part(noise(777, 112, 112)), words=40, seed=77)
 
 
 def sent(server: Server, name: str) -> float:
@@ -222,6 +228,37 @@ def test_a_store_smaller_than_the_working_set_loses_no_request(crowded, answered
     re_encodes = router.metric("mmdisagg_router_re_encodes_total") - again
     assert re_encodes == sum(sent(engine, "missing") for engine in decodes) - lost
     assert re_encodes > 0
+
+
+def test_more_requests_in_flight_than_encode_has_room_for_lose_nothing(crowded):
+    """New pictures only, eight at once, room for three: what was reported is kept until it is fetched."""
+    router = crowded.router()
+    decodes = [crowded.engine(f"decode-{n}") for n in range(2)]
+    again = router.metric("mmdisagg_router_re_encodes_total")
+    lost = sum(sent(engine, "missing") for engine in decodes)
+    contents = [about(image_part(noise(1200 + n, 112, 112)), words=40, seed=n) for n in range(24)]
+    answers = router.ask_all(contents, at_once=8, ignore_eos=True)
+    assert [a.status for a in answers] == [200] * 24, next(a.body for a in answers if a.status != 200)
+    assert router.metric("mmdisagg_router_re_encodes_total") == again
+    assert sum(sent(engine, "missing") for engine in decodes) == lost
+
+
+def test_an_encode_engine_that_dies_between_the_legs_of_a_request_is_replaced_by_another(crowded, answered):
+    """What the router does, by hand, so that encode dies exactly there."""
+    content = unseen()
+    (picture,) = (part for part in content if part["type"] == "image_url")
+    stages = e_pd_stages(crowded)
+    medium, params = stages.encode_medium(picture)
+    crowded.local.role("encode-0").kill()
+    lost = stages.answer_embedded(content, medium, params=params, ignore_eos=True)
+    assert lost.status == 500, lost.body
+    again, elsewhere = replace(stages, encode=crowded.engine("encode-1")).encode_medium(picture)
+    assert again == medium
+    found = stages.answer_embedded(content, again, params=elsewhere, ignore_eos=True)
+    assert_same([found], [answered[json.dumps(content)]])
+    crowded.local.role("encode-0").restart()
+    crowded.local.role("encode-0").wait_ready(240)
+    wait_ready(crowded)
 
 
 def test_a_picture_whose_encode_engine_died_is_encoded_by_another(crowded, answered):

@@ -111,7 +111,7 @@ class ModelInfo:
                 limits=Limits(**fields.pop("limits")),
                 **fields,
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             remedy = f"run workers of contract version {CONTRACT_VERSION} ({error})"
             raise ContractError("info", text, remedy) from None
 

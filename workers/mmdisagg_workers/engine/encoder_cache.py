@@ -53,10 +53,12 @@ class HandoffPlan(ECConnectorMetadata):
     Attributes:
         loads: what must be in the encoder cache: identity to what the connector's `load` takes.
         wanted: identities in use, which must be in the store when the step ends.
+        reserved: numbers of reservations, and the identity that each keeps in the store.
     """
 
     loads: dict[str, Any] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
+    reserved: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class LoadingConnector(RequestGate):
         """Worker: make an embedding available, unless it is.
 
         Raises:
-            IdentityError: malformed identity.
+            ValueError: malformed identity or shape.
             OSError: there is no room.
         """
         raise NotImplementedError
@@ -274,12 +276,12 @@ class LoadingConnector(RequestGate):
             self.save_caches(encoder_cache, identity)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Worker: publish one embedding; when that fails its request fails later, and the engine lives."""
+        """Worker: publish one embedding; when that fails it is not reported, and the engine lives."""
         if not self.is_producer:
             return
         try:
             self.publish(mm_hash, encoder_cache[mm_hash])
-        except (OSError, IdentityError):
+        except (OSError, ValueError):
             logger.exception("embedding %s was not published", mm_hash)
 
     def _let_go_of(self, key: tuple[str, int]) -> None:
@@ -313,6 +315,14 @@ class SharedVolumeConnector(LoadingConnector):
     def publish(self, identity: str, embedding: torch.Tensor) -> None:
         """Worker: write the file."""
         self._store.publish(identity, embedding)
+
+    def report(self, request: Any) -> dict[str, dict[str, Any]] | None:
+        """Scheduler: identity and metadata of each medium; None when a file could not be written."""
+        items = super().report(request)
+        try:
+            return items if items and all(map(self._store.has, items)) else None
+        except IdentityError:
+            return None
 
     def _hold(self, request: Any, index: int) -> bool:
         key = (request.request_id, index)

@@ -62,11 +62,11 @@ class Port(Struct):
 
 
 class Metadata(Struct, rename="camel"):
-    """What identifies a slice."""
+    """What identifies a slice; a bookmark's has no time, which Kubernetes before 1.34 writes as null."""
 
     name: str = ""
     resource_version: str = ""
-    creation_timestamp: str = ""
+    creation_timestamp: str | None = None
     labels: dict[str, str] = {}
 
 
@@ -88,10 +88,6 @@ class SliceList(Struct):
 
     metadata: _ListMetadata
     items: list[Slice]
-
-
-class _Marked(Struct):
-    metadata: Metadata
 
 
 def selector(deployment: str) -> str:
@@ -122,7 +118,7 @@ def discovered(slices: Iterable[Slice]) -> Discovered:
     ordered = sorted(slices, key=lambda one: (one.address_type, one.metadata.name))
     born: dict[str, str] = {}
     for one in ordered:
-        revision, made = one.metadata.labels.get(REVISION_LABEL, ""), one.metadata.creation_timestamp
+        revision, made = one.metadata.labels.get(REVISION_LABEL, ""), one.metadata.creation_timestamp or ""
         born[revision] = min(born.get(revision, made), made)
     usable: dict[tuple[Role, str, str], Address] = {}
     leaving: set[tuple[Role, str, str]] = set()

@@ -263,3 +263,8 @@ def test_infos_survive_the_wire_and_name_what_differs():
 def test_foreign_infos_are_a_typed_error(text):
     with pytest.raises(ContractError):
         ModelInfo.from_json(text)
+
+
+def test_an_info_nested_too_deeply_is_a_typed_error():
+    with pytest.raises(ContractError):
+        ModelInfo.from_json("[" * 100_000)

@@ -35,11 +35,19 @@ def embedding(value: float, rows: int = 4, dtype: torch.dtype = torch.float32) -
 class Encode:
     """A store with its server, and what they counted."""
 
-    def __init__(self, capacity: int = 1 << 22, token: str = TOKEN) -> None:
+    def __init__(self, capacity: int = 1 << 22, token: str = TOKEN, seconds: float = SHORT) -> None:
         self.counts: Counter[str] = Counter()
+        self.ended: list[int] = []
         self.store = HostStore(capacity, self.count)
         self.server = EmbeddingServer(
-            HOST, 0, token, self.store, self.count, handshake_seconds=SHORT, idle_seconds=SHORT
+            HOST,
+            0,
+            token,
+            self.store,
+            self.count,
+            self.ended.append,
+            handshake_seconds=seconds,
+            idle_seconds=seconds,
         )
         self.peer = Peer(HOST, self.server.port)
 
@@ -48,7 +56,7 @@ class Encode:
 
     def publish(self, *numbers: int) -> None:
         for number in numbers:
-            assert self.store.publish(identity(number), embedding(number))
+            assert self.store.publish(identity(number), embedding(number)) is not None
 
     def wanted(self, number: int, layout: Layout = LAYOUT) -> Wanted:
         return Wanted(identity(number), layout, self.peer)

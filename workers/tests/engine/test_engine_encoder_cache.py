@@ -266,7 +266,14 @@ def test_a_store_that_cannot_be_written_does_not_kill_encode(pair, monkeypatch, 
     assert "was not published" in caplog.text
 
 
-def test_encode_reports_identity_grid_and_occurrences(pair):
+@pytest.mark.parametrize("identity", [A, "../../etc/passwd"])
+def test_what_was_not_published_is_not_reported(pair, identity):
+    asked = request("r", feature(identity, image_grid_thw=torch.tensor([1, 16, 16])))
+    assert pair(SharedVolumeConnector, "ec_producer").scheduler.request_finished(asked) == (False, None)
+
+
+def test_encode_reports_identity_grid_and_occurrences(pair, store):
+    store.publish(A, embedding())
     encode = pair(SharedVolumeConnector, "ec_producer")
     grid = torch.tensor([1, 16, 16])
     asked = request("r", feature(A, image_grid_thw=grid, pixel_values=torch.zeros(3)), feature(A, 10))
@@ -275,14 +282,16 @@ def test_encode_reports_identity_grid_and_occurrences(pair):
 
 
 @pytest.mark.case("t10")
-def test_encode_reports_the_timing_of_a_video(pair):
+def test_encode_reports_the_timing_of_a_video(pair, store):
+    store.publish(A, embedding())
     encode = pair(SharedVolumeConnector, "ec_producer")
     data = {"video_grid_thw": torch.tensor([4, 4, 4]), "second_per_grid_ts": torch.tensor(2.0)}
     _, report = encode.scheduler.request_finished(request("r", feature(A, modality="video", **data)))
     assert report[A]["metadata"] == {"video_grid_thw": [4, 4, 4], "second_per_grid_ts": [2.0]}
 
 
-def test_qwen3_reports_timestamps(pair, monkeypatch):
+def test_qwen3_reports_timestamps(pair, store, monkeypatch):
+    store.publish(A, embedding())
     monkeypatch.setenv(FAMILY, "Qwen3-VL")
     encode = pair(SharedVolumeConnector, "ec_producer")
     data = {"video_grid_thw": torch.tensor([2, 4, 4]), "timestamps": [0.5, 2.5]}
@@ -290,14 +299,17 @@ def test_qwen3_reports_timestamps(pair, monkeypatch):
     assert report[A]["metadata"]["timestamps"] == [0.5, 2.5]
 
 
-def test_metadata_of_a_cached_item_are_remembered(pair):
+def test_metadata_of_a_cached_item_are_remembered(pair, store):
+    store.publish(A, embedding())
     encode = pair(SharedVolumeConnector, "ec_producer")
     first = request("r1", feature(A, image_grid_thw=torch.tensor([1, 2, 4])))
     _, report = encode.scheduler.request_finished(first)
     assert encode.scheduler.request_finished(request("r2", feature(A)))[1] == report
 
 
-def test_memory_of_metadata_is_bounded(pair, monkeypatch):
+def test_memory_of_metadata_is_bounded(pair, store, monkeypatch):
+    store.publish(A, embedding())
+    store.publish(B, embedding())
     monkeypatch.setattr(media_report, "REMEMBERED", 1)
     encode = pair(SharedVolumeConnector, "ec_producer")
     for identity in (A, B):

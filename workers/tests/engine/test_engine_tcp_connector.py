@@ -15,6 +15,7 @@ from mmdisagg_workers.engine import encoder_cache
 from mmdisagg_workers.engine.embedding_metrics import COUNTERS
 from mmdisagg_workers.engine.settings import GEOMETRY, geometry_from_json
 from mmdisagg_workers.engine.tcp_handoff import connector as connector_module
+from mmdisagg_workers.engine.tcp_handoff import reservations as reservations_module
 from mmdisagg_workers.engine.tcp_handoff.connector import ENCODE_COUNTERS, TcpConnector
 
 A, B, C, D = (letter * 64 for letter in "abcd")
@@ -76,9 +77,9 @@ class Engine:
             self.counted[name] = self.counted.get(name, 0) + amount
         return self.counted
 
-    def encode(self, identity, value, rows=ROWS):
-        """A request for one picture, from its arrival to the report."""
-        asked = request("e", feature(identity, length=rows, image_grid_thw=GRID))
+    def encode(self, identity, value, rows=ROWS, name="e"):
+        """A request for one picture, from its arrival to the report; None where it must wait."""
+        asked = request(name, feature(identity, length=rows, image_grid_thw=GRID))
         if not self.scheduler.ensure_cache_available(asked, 0):
             return None
         cached = identity in self.cache
@@ -87,6 +88,13 @@ class Engine:
             self.cache[identity] = torch.full((rows, WIDTH), value)
             self.worker.save_caches(self.cache, identity)
         _, report = self.scheduler.request_finished(asked)
+        return report
+
+    def give_up(self, report):
+        """What was reported is not kept any longer, as when the time of its reservation has passed."""
+        for entry in report.values():
+            self.worker._store.end(entry["reservation"])
+            self.scheduler._admission.end(entry["reservation"])
         return report
 
     def ready(self, asked, computed=0):
@@ -148,11 +156,118 @@ def test_an_embedding_goes_from_encode_to_prefill(encode, prefill):
 def test_encode_reports_place_size_grid_and_timing(encode):
     place = {"peer_host": "127.0.0.1", "peer_port": encode.worker._address.port, "size_bytes": SIZE}
     metadata = {"image_grid_thw": [1, 4, 4]}
-    assert encode.encode(A, 1.0) == {A: {"item_indices": [0], "metadata": metadata, **place}}
+    report = encode.encode(A, 1.0)
+    assert 0 < report[A].pop("reservation") < 1 << 48
+    assert report == {A: {"item_indices": [0], "metadata": metadata, **place}}
+
+
+def test_encode_reports_the_timing_of_a_video(encode):
     timing = {"video_grid_thw": torch.tensor([4, 4, 4]), "second_per_grid_ts": torch.tensor(2.0)}
     asked = request("v", feature(B, modality="video", **timing))
+    assert encode.scheduler.ensure_cache_available(asked, 0)
+    encode.cache[B] = torch.zeros(ROWS, WIDTH)
+    encode.step()
     _, report = encode.scheduler.request_finished(asked)
     assert report[B]["metadata"]["second_per_grid_ts"] == [2.0]
+
+
+def test_more_requests_than_the_store_has_room_for_lose_nothing(encode, prefill):
+    """What was reported is kept until it is fetched; further requests wait for it, and each other's turn."""
+    pictures = [f"{n:064x}" for n in range(12)]
+    reports = {i: encode.encode(i, float(n), name=i) for n, i in enumerate(pictures)}
+    assert [bool(report) for report in reports.values()] == [True] * 3 + [False] * 9
+    while reports:
+        reported = {identity: report for identity, report in reports.items() if report}
+        assert len(reported) == 3
+        for identity, report in reported.items():
+            del reports[identity]
+            asked = wants(identity, report, identity)
+            assert prefill.ready(asked)
+            prefill.run(asked)
+            assert prefill.cache[identity][0, 0] == pictures.index(identity)
+        eventually(lambda: encode.worker._store._reservations.identities() == frozenset())
+        reports = {i: encode.encode(i, float(pictures.index(i)), name=i) for i in reports}
+    assert encode.counts()["held_back"] == 9
+    assert "serve_misses" not in encode.counts()
+    assert "missing" not in prefill.counts()
+
+
+def test_a_picture_that_the_consumer_has_or_does_not_need_is_not_kept_for_it(encode, prefill):
+    asked = wants("r1", encode.encode(A, 1.0), A)
+    assert prefill.ready(asked)
+    prefill.run(asked)
+    here_already = wants("r2", encode.encode(A, 1.0), A)
+    assert prefill.ready(here_already)
+    in_the_prefix_cache = wants("r3", encode.encode(B, 1.0), B)
+    assert prefill.scheduler.ensure_cache_available(in_the_prefix_cache, 6)
+    aborted = wants("r4", encode.encode(C, 1.0), C)
+    for one in (in_the_prefix_cache, aborted):
+        prefill.scheduler.request_finished(one)
+    eventually(lambda: encode.worker._store._reservations.identities() == frozenset())
+    eventually(lambda: encode.encode(D, 1.0), seconds=2)
+
+
+def test_an_embedding_that_found_no_room_is_not_reported(encode, caplog):
+    reports = [encode.encode(identity, 1.0) for identity in (A, B, C)]
+    encode.give_up(reports[0])
+    store = encode.worker._store
+    with store.reading(A), store.reading(B), store.reading(C):
+        assert encode.encode(D, 1.0) is None
+    assert "was not published" in caplog.text
+    assert encode.encode(D, 1.0)
+    assert encode.counts()["unpublished"] == 1
+
+
+@pytest.mark.parametrize("shape", [(ROWS * WIDTH,), (1, ROWS, WIDTH)])
+def test_an_embedding_of_another_shape_is_refused_and_encode_lives(encode, shape, caplog):
+    encode.worker.save_caches({A: torch.zeros(shape)}, A)
+    assert "not rows and width" in caplog.text
+    assert encode.encode(B, 1.0)
+
+
+def test_an_embedding_that_was_never_computed_is_not_reported(encode):
+    asked = request("e", feature(A))
+    assert encode.scheduler.ensure_cache_available(asked, 0)
+    assert encode.scheduler.request_finished(asked) == (False, None)
+
+
+def test_a_request_that_waits_too_long_for_room_fails_alone(encode, monkeypatch, caplog):
+    for identity in (A, B, C):
+        encode.encode(identity, 1.0)
+    assert encode.encode(D, 1.0) is None
+    assert encode.scheduler.take_unavailable_requests() == set()
+    now = reservations_module.time.monotonic()
+    encode.scheduler._admission._clock = lambda: now + 2 * reservations_module.SECONDS
+    for identity, name in ((A, "x"), (B, "y"), (C, "z")):
+        encode.scheduler._admission._reservations.keep(hash(name), identity)
+    assert encode.encode(D, 1.0) is None
+    assert encode.scheduler.take_unavailable_requests() == {"e"}
+    assert "no room for 30 s" in caplog.text
+
+
+def test_a_step_that_was_planned_before_the_fetch_reserves_nothing_again(encode, prefill):
+    """Asynchronous scheduling asks about a request once more while its last step runs."""
+    asked = request("e", feature(A, image_grid_thw=GRID))
+    assert encode.scheduler.ensure_cache_available(asked, 0)
+    encode.cache[A] = torch.ones(ROWS, WIDTH)
+    encode.step()
+    assert encode.scheduler.ensure_cache_available(asked, 6)
+    planned = encode.scheduler.build_connector_meta(step())
+    _, report = encode.scheduler.request_finished(asked)
+    assert prefill.ready(wants("r", report, A))
+    eventually(lambda: encode.worker._store._reservations.identities() == frozenset())
+    encode.worker.bind_connector_metadata(planned)
+    encode.worker.start_save_caches(encoder_cache=encode.cache)
+    assert encode.worker._store._reservations.identities() == frozenset()
+
+
+@pytest.mark.parametrize("number", [None, "7", -1, 0, True, 1.5, 1 << 48, 1 << 70])
+def test_a_reservation_that_is_no_number_is_none(encode, prefill, number):
+    params = encode.encode(A, 1.0)
+    params[A]["reservation"] = number
+    asked = wants("r", params, A)
+    assert prefill.ready(asked)
+    prefill.run(asked)
 
 
 def test_a_request_is_held_back_while_its_embedding_comes_and_the_scheduler_does_not_wait(encode, prefill):
@@ -165,7 +280,7 @@ def test_a_request_is_held_back_while_its_embedding_comes_and_the_scheduler_does
 
 @pytest.mark.case("x01", "t07")
 def test_an_embedding_that_encode_lost_fails_its_request_alone(encode, prefill):
-    lost = encode.encode(A, 1.0)
+    lost = encode.give_up(encode.encode(A, 1.0))
     kept = [encode.encode(identity, 2.0) for identity in (B, C, D)]
     assert not prefill.ready(wants("lost", lost, A))
     assert prefill.ready(wants("kept", kept[0], B))
@@ -201,7 +316,7 @@ def test_media_that_the_prefix_cache_covers_are_not_fetched(prefill):
 
 def test_an_evicted_embedding_that_encode_still_has_cached_is_published_again(encode, prefill):
     for identity in (A, B, C, D):
-        encode.encode(identity, 5.0)
+        encode.give_up(encode.encode(identity, 5.0))
     assert not prefill.ready(wants("r1", encode.encode(A, 5.0) and {A: {}}, A))
     assert prefill.ready(wants("r2", encode.encode(A, 5.0), A))
     assert encode.counts()["published"] == 5

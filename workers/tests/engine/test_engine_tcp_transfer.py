@@ -30,13 +30,15 @@ from mmdisagg_workers.engine.tcp_handoff.connection import Connection, greet_cli
 from mmdisagg_workers.engine.tcp_handoff.protocol import (
     HELLO_BYTES,
     PROOF_BYTES,
+    REPLY_BYTES,
     REQUEST_BYTES,
     Greeting,
     HandoffError,
     Layout,
     PeerUnreachableError,
+    Request,
+    Verb,
     encode_reply,
-    encode_request,
     proof,
 )
 
@@ -167,6 +169,7 @@ def test_a_client_without_the_token_gets_nothing(encode, caplog):
     encode.publish(1)
     (arrival,) = arrivals(token="another-token-of-more-than-32-characters").take([encode.wanted(1)])
     assert settle(arrival) == [FAILED]
+    assert "maybe its stage token is another" in caplog.text
     eventually(lambda: encode.counts["refused_connections"] == 1)
     assert "does not know the stage token" in caplog.text
     assert not encode.counts["serves"]
@@ -197,7 +200,7 @@ def test_the_token_and_its_proofs_never_travel_twice(encode, scripted):
     assert TOKEN.encode() not in b"".join(seen)
     with socket.create_connection((HOST, encode.peer.port)) as replay:
         replay.recv(HELLO_BYTES, socket.MSG_WAITALL)
-        replay.sendall(seen[0] + encode_request(identity(1)))
+        replay.sendall(seen[0] + Request(Verb.FETCH, identity(1)).encode())
         assert received(replay) == b""
 
 
@@ -282,9 +285,9 @@ def test_a_consumer_that_reads_nothing_is_dropped_and_its_embedding_can_be_evict
     encode = Encode(capacity=1 << 24)
     encode.store.publish(identity(1), torch.zeros(4096, 1000))
     with authentic(encode) as connection:
-        connection.send(encode_request(identity(1)))
+        connection.send(Request(Verb.FETCH, identity(1)).encode())
         eventually(lambda: encode.counts["refused_connections"] == 1)
-    assert encode.store.publish(identity(2), torch.zeros(4096, 1000))
+    assert encode.store.publish(identity(2), torch.zeros(4096, 1000)) is not None
     encode.server.close()
 
 
@@ -298,21 +301,69 @@ def authentic(encode):
 
 def test_an_authentic_client_that_asks_nonsense_is_refused(encode, caplog):
     with authentic(encode) as connection:
-        connection.send(b"../../etc/passwd".ljust(REQUEST_BYTES, b"\0"))
+        connection.send(b"\0../../etc/passwd".ljust(REQUEST_BYTES, b"\0"))
         eventually(lambda: encode.counts["refused_connections"] == 1)
-    assert "no identity" in caplog.text
+    assert "no request" in caplog.text
 
 
-def test_connections_are_bounded_and_the_next_is_served_when_one_ends(monkeypatch):
+def test_authentic_clients_are_bounded_and_the_next_is_served_when_one_ends(monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
     encode = Encode()
     encode.publish(1)
-    idle = [socket.create_connection((HOST, encode.peer.port)) for _ in range(2)]
+    idle = [authentic(encode) for _ in range(2)]
     (arrival,) = arrivals(seconds=10 * SHORT).take([encode.wanted(1)])
     time.sleep(SHORT / 4)
     assert arrival.state is State.COMING
-    assert settle(arrival) == [HERE], "silent connections lose their places"
-    for one in idle:
+    idle[0].close()
+    assert settle(arrival) == [HERE]
+    idle[1].close()
+    encode.server.close()
+
+
+def test_an_authentic_client_waits_for_a_place_in_bounded_time(monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+    encode = Encode()
+    with authentic(encode) as busy:
+        for _ in range(4):
+            busy.send(Request(Verb.RELEASE, identity(9)).encode())
+            time.sleep(SHORT / 2)
+        with authentic(encode) as second:
+            for _ in range(3):
+                time.sleep(SHORT / 2)
+                busy.send(Request(Verb.RELEASE, identity(9)).encode())
+            assert received(second._socket) == b""
+    encode.server.close()
+
+
+def test_whoever_proves_nothing_shuts_nobody_out(monkeypatch):
+    """As many silent connections as there may be, and always a new one: no fetch waits for their deadline."""
+    monkeypatch.setattr(server_module, "MAX_STRANGERS", 3)
+    encode = Encode(seconds=30)
+    encode.publish(*range(20))
+    here, silent = arrivals(seconds=5), []
+    for number in range(20):
+        silent += [socket.create_connection((HOST, encode.peer.port)) for _ in range(3)]
+        started = time.monotonic()
+        assert settle(*here.take([encode.wanted(number)])) == [HERE]
+        assert time.monotonic() - started < 2
+    eventually(lambda: len(encode.server._strangers) <= 3)
+    assert received(silent[0])[HELLO_BYTES:] == b""
+    for one in silent:
+        one.close()
+    encode.server.close()
+
+
+def test_strangers_take_no_place_from_whoever_has_proven_itself(monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_STRANGERS", 1)
+    encode = Encode(seconds=30)
+    encode.publish(1)
+    with authentic(encode) as proven:
+        eventually(lambda: not encode.server._strangers)
+        silent = [socket.create_connection((HOST, encode.peer.port)) for _ in range(3)]
+        assert received(silent[0])[HELLO_BYTES:] == b"", "the older ones are gone"
+        proven.send(Request(Verb.FETCH, identity(1)).encode())
+        assert len(proven.read(REPLY_BYTES + LAYOUT.size)) == REPLY_BYTES + LAYOUT.size
+    for one in silent:
         one.close()
     encode.server.close()
 
@@ -323,6 +374,55 @@ def test_a_closed_server_frees_its_port_and_its_thread(encode):
     with socket.create_server((HOST, encode.peer.port)):
         pass
     eventually(lambda: not encode.server._acceptor.is_alive())
+
+
+def test_a_fetch_ends_the_reservation_that_it_names_and_no_other(encode):
+    encode.store.reserve({7: identity(1), 8: identity(1)})
+    encode.publish(1)
+    here = arrivals()
+    settle(*here.take([Wanted(identity(1), LAYOUT, encode.peer, 7)]))
+    eventually(lambda: encode.ended == [7])
+    assert encode.store.end(8)
+
+
+def test_an_embedding_that_is_here_already_ends_the_reservation_without_a_fetch(encode):
+    encode.store.reserve({7: identity(1), 8: identity(1)})
+    encode.publish(1)
+    here = arrivals()
+    settle(*here.take([Wanted(identity(1), LAYOUT, encode.peer, 7)]))
+    here.take([Wanted(identity(1), LAYOUT, encode.peer, 8)])
+    for _ in range(3):
+        here.release(identity(1), encode.peer, 7)
+        here.release(identity(1), encode.peer, 8)
+    eventually(lambda: sorted(encode.ended) == [7, 8])
+    eventually(lambda: not here._lines)
+    assert encode.counts["serves"] == 1
+
+
+def test_a_reservation_that_a_fetch_ends_is_not_released_too(encode):
+    encode.publish(1)
+    here = arrivals()
+    settle(*here.take([Wanted(identity(1), LAYOUT, encode.peer, 7)]))
+    eventually(lambda: not here._lines)
+    here.release(identity(1), encode.peer, 7)
+    assert not here._lines
+
+
+def test_a_fetch_that_failed_ends_no_reservation(encode):
+    encode.store.reserve({7: identity(1)})
+    here = arrivals()
+    assert settle(*here.take([Wanted(identity(1), LAYOUT, encode.peer, 7)])) == [FAILED]
+    assert encode.store.end(7)
+    assert encode.ended == []
+
+
+def test_a_release_that_cannot_be_sent_harms_nothing(encode):
+    with socket.create_server((HOST, 0)) as closed:
+        gone = Peer(HOST, closed.getsockname()[1])
+    here = arrivals()
+    here.release(identity(1), gone, 7)
+    eventually(lambda: not here._lines)
+    assert here.take_counts() == {}
 
 
 def test_room_for_three_serves_ten_in_turn_and_counts_what_it_fetched_again():
@@ -398,10 +498,10 @@ def test_foreign_bytes_on_the_port_get_the_greeting_and_nothing_else(fuzzed, pre
 
 @pytest.mark.timeout(900)
 @fuzz
-@given(st.binary(max_size=REQUEST_BYTES * 2))
-def test_foreign_requests_of_an_authentic_client_get_no_embedding(fuzzed, data):
+@given(st.sampled_from([b"", b"\0", b"\1"]), st.binary(max_size=REQUEST_BYTES * 2 - 1))
+def test_foreign_requests_of_an_authentic_client_get_no_embedding(fuzzed, verb, data):
     with authentic(fuzzed) as connection:
-        connection.send(data)
+        connection.send(verb + data)
         connection._socket.shutdown(socket.SHUT_WR)
         found = received(connection._socket)
     assert len(found) in (0, 41, 82)

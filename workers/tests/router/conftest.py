@@ -123,7 +123,7 @@ async def serve(settings: Settings, deployment: Deployment, stops: Stops) -> Eng
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     deployment.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     deployment.front = front
-    deployment.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=8))
+    deployment.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
     stops.extend([deployment.http.close, session.close, runner.cleanup])
     return engines
 
@@ -189,6 +189,26 @@ class Cluster(Deployment):
         self.api = FakeApiServer()
         self.stops: Stops = []
         self.born: dict[str, str] = {}
+        self.found: DiscoveredEngines
+
+    async def discover(self, account: Path) -> None:
+        """Start a router that watches the API server with a service account's directory."""
+        settings = Settings(MODEL, {}, discover="demo", token=TOKEN, deadlines=DEADLINES)
+        engines = await serve(settings, self, self.stops)
+        assert isinstance(engines, DiscoveredEngines)
+        session = aiohttp.ClientSession()
+        found = discovery(settings, Access(self.api.url, account, None), session, engines, self.front)
+        tasks = [asyncio.create_task(work) for work in (found.run(), self.front.readiness.watch())]
+
+        async def end() -> None:
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await session.close()
+
+        self.stops.append(end)
+        self.found = engines
 
     async def pod(self, role: str, topology: str = "E/P/D", revision: str = "r1") -> ScriptedEngine:
         """Start an engine that no slice names yet."""
@@ -235,6 +255,18 @@ class Cluster(Deployment):
 
         await eventually(serves)
 
+    async def pooled(self, role: str, *engines: ScriptedEngine) -> None:
+        """Wait until exactly these engines of a role take legs."""
+
+        def pooled() -> bool:
+            try:
+                pool = self.front.readiness.serving().pools[Role(role)]
+            except NotReadyError:
+                return False
+            return {endpoint.url for endpoint in pool.endpoints} == {engine.url for engine in engines}
+
+        await eventually(pooled)
+
     async def unserved(self, *words: str) -> None:
         """Wait until the router serves nothing, for a reason that names these words."""
 
@@ -257,20 +289,6 @@ async def cluster(stops: Stops, tmp_path: Path) -> Cluster:
     stops.append(made.api.stop)
     (tmp_path / "token").write_text(made.api.token)
     (tmp_path / "namespace").write_text(NAMESPACE)
-    settings = Settings(MODEL, {}, discover="demo", token=TOKEN, deadlines=DEADLINES)
-    engines = await serve(settings, made, stops)
-    assert isinstance(engines, DiscoveredEngines)
-    session = aiohttp.ClientSession()
-    found = discovery(settings, Access(made.api.url, tmp_path, None), session, engines, made.front)
-    tasks = [asyncio.create_task(work) for work in (found.run(), made.front.readiness.watch())]
-
-    async def end() -> None:
-        assert not any(task.done() for task in tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        await session.close()
-
-    stops.append(end)
+    await made.discover(tmp_path)
     await eventually(lambda: made.api.watching)
     return made

@@ -2,4 +2,4 @@
 
 from mmdisagg_workers.router.settings import Deadlines
 
-DEADLINES = Deadlines(connect=1.0, stage=5.0, idle=5.0, write=5.0, request=10.0)
+DEADLINES = Deadlines(connect=10.0, stage=20.0, idle=20.0, write=20.0, request=40.0)

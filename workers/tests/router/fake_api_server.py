@@ -92,7 +92,14 @@ class FakeApiServer:
         await self._happen("DELETED", self.slices.pop(name))
 
     async def bookmark(self) -> None:
-        await self._happen("BOOKMARK", {"metadata": {}})
+        """Send a bookmark as Kubernetes before 1.34 spells it: what has no value is null, not absent."""
+        nothing = {
+            "metadata": {"creationTimestamp": None},
+            "addressType": "",
+            "endpoints": None,
+            "ports": None,
+        }
+        await self._happen("BOOKMARK", nothing)
 
     async def _happen(self, kind: str, one: dict[str, Any]) -> None:
         async with self._news:

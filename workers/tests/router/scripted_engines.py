@@ -139,7 +139,7 @@ class ScriptedEngine:
         self.faults: list[Fault | None] = []
         self.tokens = 4
         self.pause = 0.0
-        self.info_pause = 0.0
+        self.info_hold: asyncio.Event | None = None
         self.active = 0
         self.hold: asyncio.Event | None = None
         self.url = ""
@@ -166,7 +166,8 @@ class ScriptedEngine:
         return [record.body for record in self.recorded]
 
     async def _info(self, _: web.Request) -> web.Response:
-        await asyncio.sleep(self.info_pause)
+        if self.info_hold is not None:
+            await self.info_hold.wait()
         return web.Response(text=self.info.to_json(), content_type="application/json")
 
     async def _post(self, request: web.Request) -> web.StreamResponse:

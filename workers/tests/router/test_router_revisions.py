@@ -16,6 +16,12 @@ ASK = chat(image_part(RED), "what is it?")
 ROLES = ("encode", "prefill", "decode")
 
 
+@pytest.fixture
+def patience(monkeypatch):
+    """Long enough for a busy machine."""
+    monkeypatch.setattr(readiness, "PATIENCE_SECONDS", 15.0)
+
+
 async def answers(cluster, **fields):
     reply = await cluster.post(chat(image_part(picture("red")), "what is it?", **fields))
     return (reply.status, reply.content if reply.status == 200 else reply.error["message"])
@@ -99,12 +105,11 @@ async def test_the_api_server_never_gets_the_stage_token_and_engines_do(cluster)
 
 
 async def test_a_new_engine_of_a_role_takes_its_share(cluster):
-    await cluster.revision()
-    await cluster.served()
+    pods = await cluster.revision()
     second = await cluster.pod("decode")
 
     await cluster.publish(second)
-    await eventually(lambda: len(cluster.front.readiness.serving().pools["decode"].endpoints) == 2)
+    await cluster.pooled("decode", *pods["decode"], second)
 
     await asyncio.gather(*(answers(cluster) for _ in range(6)))
     assert len(second.recorded) == 3
@@ -113,20 +118,18 @@ async def test_a_new_engine_of_a_role_takes_its_share(cluster):
 @pytest.mark.parametrize("role", ROLES)
 async def test_an_engine_that_terminates_gets_no_new_leg_and_ends_the_old_one(cluster, role):
     pods = await cluster.revision(**{role: 2})
-    await cluster.served()
     first, second = pods[role]
+    await cluster.pooled(role, first, second)
     await cluster.leave(second)
-    await eventually(lambda: len(cluster.front.readiness.serving().pools[role].endpoints) == 1)
+    await cluster.pooled(role, first)
     first.hold = asyncio.Event()
     request = asyncio.create_task(answers(cluster))
     await eventually(lambda: first.active == 1)
 
     await cluster.publish(second)
-    await eventually(lambda: cluster.front.readiness.count(role) == 2)
+    await cluster.pooled(role, first, second)
     await cluster.leave(first)
-    await eventually(
-        lambda: [e.url for e in cluster.front.readiness.serving().pools[role].endpoints] == [second.url]
-    )
+    await cluster.pooled(role, second)
     others = await asyncio.gather(*(cluster.post(chat(image_part(picture(f"p{i}")), "hm")) for i in range(4)))
     first.hold.set()
 
@@ -137,33 +140,40 @@ async def test_an_engine_that_terminates_gets_no_new_leg_and_ends_the_old_one(cl
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_request_waits_a_moment_for_the_engine_that_takes_the_place_of_another(cluster, role):
+async def test_a_request_waits_a_moment_for_the_engine_that_takes_the_place_of_another(
+    cluster, role, patience
+):
     pods = await cluster.revision()
     await cluster.served()
     successor = await cluster.pod(role)
-    successor.info_pause = 0.3
-
+    successor.info_hold = asyncio.Event()
     await cluster.publish(successor)
     await cluster.leave(pods[role][0])
     await cluster.unserved(f"no ready {role} engine")
 
-    assert await answers(cluster) == (200, "I see red")
+    request = asyncio.create_task(answers(cluster))
+    await eventually(lambda: cluster.front.admission.in_flight == 1)
+    successor.info_hold.set()
+
+    assert await request == (200, "I see red")
     assert len(successor.recorded) == 1
 
 
-async def test_a_request_on_its_way_waits_for_that_engine_too(cluster):
+async def test_a_request_on_its_way_waits_for_that_engine_too(cluster, patience):
     pods = await cluster.revision()
     await cluster.served()
     pods["encode"][0].hold = asyncio.Event()
     request = asyncio.create_task(answers(cluster))
     await eventually(lambda: pods["encode"][0].active == 1)
     successor = await cluster.pod("prefill")
-    successor.info_pause = 0.3
+    successor.info_hold = asyncio.Event()
     await cluster.publish(successor)
     await cluster.leave(pods["prefill"][0])
     await cluster.unserved("no ready prefill engine")
 
     pods["encode"][0].hold.set()
+    await eventually(lambda: pods["encode"][0].active == 0)
+    successor.info_hold.set()
 
     assert await request == (200, "I see red")
     assert (len(pods["prefill"][0].recorded), len(successor.recorded)) == (0, 1)
@@ -172,7 +182,7 @@ async def test_a_request_on_its_way_waits_for_that_engine_too(cluster):
 async def test_a_request_waits_no_longer_than_a_moment(cluster, monkeypatch):
     monkeypatch.setattr(readiness, "PATIENCE_SECONDS", 0.1)
     slow = await cluster.pod("decode", "PD")
-    slow.info_pause = 3.0
+    slow.info_hold = asyncio.Event()
     await cluster.publish(slow)
     await cluster.unserved("not asked yet")
 
@@ -412,12 +422,36 @@ async def test_a_role_that_is_removed_before_the_others_have_changed_is_named(cl
 # -- the API server is away ------------------------------------------------------------------------
 
 
+def knows_that_the_api_server_is_away(cluster):
+    return "cannot be reached" in cluster.found.problem
+
+
 async def test_requests_are_served_while_the_api_server_is_away(cluster):
     await cluster.revision()
     await cluster.served()
 
     await cluster.api.stop()
+    await eventually(lambda: knows_that_the_api_server_is_away(cluster))
 
+    assert await answers(cluster) == (200, "I see red")
+    assert (await cluster.get("/ready")).status == 200
+
+
+async def test_a_router_that_starts_while_the_api_server_is_away_says_so_and_serves_later(cluster, tmp_path):
+    port = int(cluster.api.url.rpartition(":")[2])
+    await cluster.api.stop()
+    await cluster.discover(tmp_path)
+    await eventually(lambda: knows_that_the_api_server_is_away(cluster))
+
+    assert (await cluster.get("/health")).status == 200
+    assert (await cluster.get("/ready")).status == 503
+    reply = await cluster.post(ASK)
+    assert (reply.status, reply.error["code"]) == (503, "not_ready")
+    assert "the API server cannot be reached" in reply.error["message"]
+    assert reply.headers["Retry-After"]
+    await cluster.api.start(port)
+    await cluster.revision()
+    await cluster.served()
     assert await answers(cluster) == (200, "I see red")
 
 

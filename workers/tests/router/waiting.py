@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     """Return as soon as `condition` holds; fail after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():

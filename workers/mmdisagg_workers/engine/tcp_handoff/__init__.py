@@ -3,11 +3,13 @@
     protocol        the bytes on the wire, and what is refused; pure
     connection      a socket with time limits, and the handshake that proves the stage token
     memory          bytes that several processes of a pod can map
+    reservations    what was reported and not yet fetched; room for it, and for requests to come
     store           encode's bounded store of embeddings
     server          answers fetches from the store; threads of encode's worker process
     client          fetches embeddings from one peer
     arrivals        what a consumer has fetched or is fetching; threads of its engine-core process
     counters        numbers that encode's worker process shows to its engine-core process
+    journal         what it tells it about reservations
     connector       vLLM's encoder-cache connector, made of these
 
 On encode the tensors are in the worker process, so store and server are there. On a consumer the scheduler

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from .client import Peer, PeerConnection
 from .connection import IDLE_SECONDS
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 THREADS_PER_PEER: Final = 4
 _REMEMBERED: Final = 4096
-"""Identities that are remembered as fetched before, to count fetches that were needed again."""
+"""Identities remembered as fetched before, to count fetches that were needed again; reservations that end."""
 
 
 class State(Enum):
@@ -44,11 +44,13 @@ class Wanted:
         identity: its media identity.
         layout: what the prompt needs.
         peer: where it lies.
+        reservation: under which it is kept there; 0 for none.
     """
 
     identity: str
     layout: Layout
     peer: Peer
+    reservation: int = 0
 
 
 @dataclass(eq=False)
@@ -70,11 +72,19 @@ class Arrival:
     users: int = 0
 
 
+@dataclass(frozen=True)
+class _Release:
+    """A reservation that is to end without a fetch."""
+
+    identity: str
+    reservation: int
+
+
 @dataclass
 class _Line:
-    """The embeddings that are still to come from one peer."""
+    """What is still to be fetched from one peer, or told to it."""
 
-    waiting: deque[Arrival] = field(default_factory=deque)
+    waiting: deque[Arrival | _Release] = field(default_factory=deque)
     threads: int = 0
 
 
@@ -95,6 +105,7 @@ class Arrivals:
         self._arrivals: OrderedDict[str, Arrival] = OrderedDict()
         self._lines: dict[Peer, _Line] = {}
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._ending: OrderedDict[int, None] = OrderedDict()
         self._counts: dict[str, float] = {}
 
     def take(self, wanted: Sequence[Wanted]) -> list[Arrival] | None:
@@ -127,6 +138,13 @@ class Arrivals:
         """A request no longer needs an arrival; it stays until its memory is needed."""
         with self._lock:
             arrival.users -= 1
+
+    def release(self, identity: str, peer: Peer, reservation: int) -> None:
+        """Tell a peer that a reservation may end, unless a fetch under it does."""
+        with self._lock:
+            if reservation and reservation not in self._ending:
+                self._ends(reservation)
+                self._join_line(peer, _Release(identity, reservation))
 
     def take_counts(self) -> dict[str, float]:
         """Return what happened since the last call."""
@@ -174,34 +192,47 @@ class Arrivals:
         source = MappedEmbedding(self._arena.path, self._arena.capacity, block.start, one.layout)
         arrival = Arrival(one, block, source)
         self._arrivals[one.identity] = arrival
-        line = self._lines.setdefault(one.peer, _Line())
-        line.waiting.append(arrival)
+        self._ends(one.reservation)
+        self._join_line(one.peer, arrival)
+
+    def _ends(self, reservation: int) -> None:
+        _remember(self._ending, reservation)
+
+    def _join_line(self, peer: Peer, task: Arrival | _Release) -> None:
+        line = self._lines.setdefault(peer, _Line())
+        line.waiting.append(task)
         if line.threads < THREADS_PER_PEER:
             line.threads += 1
-            threading.Thread(target=self._fetch_from, args=(one.peer, line), daemon=True).start()
+            threading.Thread(target=self._work_for, args=(peer, line), daemon=True).start()
 
-    def _fetch_from(self, peer: Peer, line: _Line) -> None:
+    def _work_for(self, peer: Peer, line: _Line) -> None:
         connection: PeerConnection | None = None
-        while (arrival := self._next(peer, line)) is not None:
+        while (task := self._next(peer, line)) is not None:
             started = time.monotonic()
             try:
                 connection = connection or PeerConnection(peer, self._token, self._idle_seconds)
-                layout = arrival.wanted.layout
-                with self._arena.bytes_of(arrival.block, layout.size) as target:
-                    connection.fetch(arrival.wanted.identity, layout, target)
+                self._do(connection, task)
             except (HandoffError, OSError) as error:
                 if connection is not None:
                     connection.close()
                     connection = None
-                self._failed([arrival], error)
+                self._failed([task], error)
                 if isinstance(error, PeerUnreachableError):
                     self._failed(self._rest(line), error)
             else:
-                self._arrived(arrival, time.monotonic() - started)
+                self._done(task, time.monotonic() - started)
         if connection is not None:
             connection.close()
 
-    def _next(self, peer: Peer, line: _Line) -> Arrival | None:
+    def _do(self, connection: PeerConnection, task: Arrival | _Release) -> None:
+        if isinstance(task, _Release):
+            connection.release(task.identity, task.reservation)
+            return
+        wanted = task.wanted
+        with self._arena.bytes_of(task.block, wanted.layout.size) as target:
+            connection.fetch(wanted.identity, wanted.layout, target, wanted.reservation)
+
+    def _next(self, peer: Peer, line: _Line) -> Arrival | _Release | None:
         with self._lock:
             if line.waiting:
                 return line.waiting.popleft()
@@ -210,32 +241,41 @@ class Arrivals:
                 del self._lines[peer]
             return None
 
-    def _rest(self, line: _Line) -> list[Arrival]:
+    def _rest(self, line: _Line) -> list[Arrival | _Release]:
         with self._lock:
             rest = list(line.waiting)
             line.waiting.clear()
             return rest
 
-    def _arrived(self, arrival: Arrival, seconds: float) -> None:
+    def _done(self, task: Arrival | _Release, seconds: float) -> None:
+        if isinstance(task, _Release):
+            return
         with self._lock:
-            arrival.state = State.HERE
-            self._count("fetched_bytes", arrival.wanted.layout.size)
+            task.state = State.HERE
+            self._count("fetched_bytes", task.wanted.layout.size)
             self._count("fetch_seconds", seconds)
-            self._known[arrival.wanted.identity] = None
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            _remember(self._known, task.wanted.identity)
 
-    def _failed(self, arrivals: list[Arrival], error: Exception) -> None:
-        for arrival in arrivals:
-            wanted = arrival.wanted
+    def _failed(self, tasks: Sequence[Arrival | _Release], error: Exception) -> None:
+        for task in tasks:
+            if isinstance(task, _Release):
+                logger.info("reservation of %s not ended: %s", task.identity, error)
+                continue
+            wanted = task.wanted
             logger.warning(
                 "embedding %s of %s:%d: %s", wanted.identity, wanted.peer.host, wanted.peer.port, error
             )
             with self._lock:
-                arrival.state = State.FAILED
-                self._drop(arrival)
+                task.state = State.FAILED
+                self._drop(task)
                 self._count("fetch_failures")
 
     def _drop(self, arrival: Arrival) -> None:
         del self._arrivals[arrival.wanted.identity]
         self._arena.free(arrival.block)
+
+
+def _remember(known: OrderedDict[Any, None], key: Any) -> None:
+    known[key] = None
+    while len(known) > _REMEMBERED:
+        known.popitem(last=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -27,8 +28,10 @@ from .protocol import (
 
 CHUNK_BYTES: Final = 1 << 20
 """What must arrive or leave within one time limit: the slowest transfer is a MiB per `IDLE_SECONDS`."""
-CONNECT_SECONDS: Final = 3.0
-"""Long enough for a SYN that was lost twice; a pod that is gone often just does not answer."""
+CONNECT_SECONDS: Final = 1.5
+"""Long enough for a SYN that was lost once: the kernel sends it again after a second. A pod that is gone
+often just does not answer; its requests wait this long before they are encoded again, once for all of them.
+"""
 HANDSHAKE_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 10.0
 
@@ -68,6 +71,11 @@ class Connection:
         value = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def break_off(self) -> None:
+        """End the connection under a thread that may be waiting for it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket."""
@@ -164,4 +172,8 @@ def greet_server(connection: Connection, token: str) -> None:
     other = Greeting.decode(connection.read(HELLO_BYTES)).nonce
     own = secrets.token_bytes(NONCE_BYTES)
     connection.send(Greeting(own).encode() + proof(token, b"client", other, own))
-    check_proof(proof(token, b"server", other, own), connection.read(MAC_BYTES))
+    try:
+        answer = connection.read(MAC_BYTES)
+    except ProtocolError as error:
+        raise ProtocolError(f"no answer to the proof, maybe its stage token is another: {error}") from None
+    check_proof(proof(token, b"server", other, own), answer)

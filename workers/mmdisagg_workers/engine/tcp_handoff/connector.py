@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,10 +27,12 @@ from mmdisagg_workers.engine.encoder_cache import LoadingConnector, Obtained
 from mmdisagg_workers.engine.settings import GEOMETRY, geometry_from_json
 
 from .arrivals import Arrival, Arrivals, State, Wanted
-from .client import HOST, PORT, SIZE, Peer
+from .client import HOST, PORT, RESERVATION, SIZE, Peer, reservation_of
 from .counters import CounterReader, Counters, counter_file
+from .journal import Event, Journal, JournalReader
 from .memory import ArenaView, MappedEmbedding
 from .protocol import ITEM_BYTES, HandoffError, Layout
+from .reservations import Admission
 from .server import EmbeddingServer
 from .store import HostStore
 
@@ -80,6 +83,7 @@ class TcpConnector(LoadingConnector):
                 f"models of dtype {self._dtype} are not served over Tcp; use {sorted(ITEM_BYTES)}"
             )
         self._counter_file = counter_file(settings.engine_id)
+        self._journal_file = self._counter_file.with_name(f"{self._counter_file.name}-journal")
         self._arena_view = ArenaView()
         self._server: EmbeddingServer | None = None
         self._store: HostStore | None = None
@@ -91,16 +95,23 @@ class TcpConnector(LoadingConnector):
             self._counted = self._arrivals.take_counts
         elif role is ECConnectorRole.SCHEDULER:
             self._counted = CounterReader(self._counter_file, ENCODE_COUNTERS).take
+            self._admission = Admission(self._capacity)
+            self._events = JournalReader(self._journal_file)
 
     def start_worker_services(self) -> None:
         """Worker: open encode's port. The first of several workers does; all have the same embeddings."""
         if not self.is_producer or self._vllm_config.parallel_config.rank:
             return
         counters = Counters(self._counter_file, ENCODE_COUNTERS)
+        self._journal = Journal(self._journal_file)
         self._store = HostStore(self._capacity, counters.add)
-        token = os.environ[STAGE_TOKEN]
         self._server = EmbeddingServer(
-            self._address.host, self._address.port, token, self._store, counters.add
+            self._address.host,
+            self._address.port,
+            os.environ[STAGE_TOKEN],
+            self._store,
+            counters.add,
+            lambda number: self._journal.write(Event.ENDED, number),
         )
         logger.info("embedding port: %s:%d, room for %d bytes", *self._place.values(), self._capacity)
 
@@ -110,15 +121,33 @@ class TcpConnector(LoadingConnector):
             self._server.close()
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """Scheduler: encode's request fails when its embedding would fit into no store."""
-        if self.is_producer:
-            sizes = [self._layout(feature).size for feature in request.mm_features]
-            if max(sizes, default=0) > self._capacity:
-                self._fail(
-                    request.request_id, [f"{max(sizes)} bytes; handoff.tcp.capacity is {self._capacity}"]
-                )
-                return False
+        """Scheduler: encode's request waits until the store has room that is not reserved."""
+        if self.is_producer and not self._admit(request):
+            return False
         return super().ensure_cache_available(request, num_computed_tokens)
+
+    def _admit(self, request: Any) -> bool:
+        self._read_events()
+        waited = self._admission.waits(request.request_id)
+        sizes = {feature.identifier: self._layout(feature).size for feature in request.mm_features}
+        try:
+            numbers = self._admission.admit(request.request_id, sizes)
+        except HandoffError as error:
+            self._fail(request.request_id, [str(error)])
+            return False
+        if numbers is None:
+            if not waited:
+                self._stats.add("held_back")
+            return False
+        self._plan.reserved.update(numbers)
+        return True
+
+    def _read_events(self) -> None:
+        for event, number in self._events.take():
+            if event is Event.PUBLISHED:
+                self._admission.confirm(number)
+            else:
+                self._admission.end(number)
 
     def obtain(self, request: Any, indices: Sequence[int]) -> Obtained:
         """Scheduler: hold and fetch the embeddings of some media, all together."""
@@ -132,6 +161,7 @@ class TcpConnector(LoadingConnector):
             # Holding some while waiting for room for others could block two requests for ever.
             self._let_go_of_all(request)
             return Obtained(coming=True)
+        self._release(request, absent)
         for index, arrival in zip(absent, taken, strict=True):
             self._held[request.request_id, index] = _Held(arrival, self._arrivals)
         states = {i: self._held[request.request_id, i].arrival.state for i in indices}
@@ -144,23 +174,45 @@ class TcpConnector(LoadingConnector):
 
         return self._arena_view.tensor(source).to(current_platform.device_type, copy=True)
 
+    def start_save_caches(self, **kwargs: Any) -> None:
+        """Worker: keep what this step's requests will report, and publish it where it is cached."""
+        if self._store is not None:
+            self._store.reserve(self._get_connector_metadata().reserved)
+        super().start_save_caches(**kwargs)
+
     def publish(self, identity: str, embedding: torch.Tensor) -> None:
         """Worker: copy an embedding to the store; the first of several workers does."""
         if self._store is None:
             return
         # Consumers expect the model's own type; vLLM would convert the embedding to it anyway.
         converted = embedding.to(getattr(torch, self._dtype))
-        if not self._store.publish(check_identity(identity), converted):
-            logger.warning(
-                "embedding %s was not published: all %d bytes are being read", identity, self._capacity
-            )
+        if converted.dim() != 2:
+            raise ValueError(f"its shape is {tuple(converted.shape)}, not rows and width")
+        numbers = self._store.publish(check_identity(identity), converted)
+        if numbers is None:
+            raise OSError(f"all {self._capacity} bytes are reserved or being read")
+        for number in numbers:
+            self._journal.write(Event.PUBLISHED, number)
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Scheduler: as any; a consumer ends the reservations that it had no need of."""
+        if self.is_consumer:
+            self._release(request, range(len(request.mm_features)))
+        return super().request_finished(request)
 
     def report(self, request: Any) -> dict[str, dict[str, Any]] | None:
-        """Scheduler: identity and metadata of each medium, and where its embedding lies."""
+        """Scheduler: identity and metadata of each medium, and where its embedding lies.
+
+        None unless all of them are published: without them the answer is a failure of this encode leg.
+        """
         items = super().report(request) or {}
+        self._read_events()
+        numbers = self._admission.finish(request.request_id)
+        if numbers.keys() != items.keys():
+            return None
         for feature in request.mm_features:
             place = {HOST: self._address.host, PORT: self._address.port, SIZE: self._layout(feature).size}
-            items[feature.identifier].update(place)
+            items[feature.identifier].update(place, **{RESERVATION: numbers[feature.identifier]})
         return items or None
 
     def get_ec_connector_stats(self) -> EmbeddingStats | None:
@@ -174,5 +226,22 @@ class TcpConnector(LoadingConnector):
 
     def _wanted(self, request: Any, index: int) -> Wanted:
         feature = request.mm_features[index]
-        entry = (request.ec_transfer_params or {}).get(feature.identifier)
-        return Wanted(check_identity(feature.identifier), self._layout(feature), Peer.from_entry(entry))
+        entry = _entry(request, feature)
+        return Wanted(
+            check_identity(feature.identifier),
+            self._layout(feature),
+            Peer.from_entry(entry),
+            reservation_of(entry),
+        )
+
+    def _release(self, request: Any, indices: Iterable[int]) -> None:
+        for feature in (request.mm_features[index] for index in indices):
+            entry = _entry(request, feature)
+            if number := reservation_of(entry):
+                with suppress(HandoffError, IdentityError):
+                    identity = check_identity(feature.identifier)
+                    self._arrivals.release(identity, Peer.from_entry(entry), number)
+
+
+def _entry(request: Any, feature: Any) -> Any:
+    return (request.ec_transfer_params or {}).get(feature.identifier)

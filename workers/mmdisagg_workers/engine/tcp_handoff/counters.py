@@ -22,17 +22,43 @@ def counter_file(engine_id: str) -> Path:
     return Path(tempfile.gettempdir()) / f"mmdisagg-embeddings-{engine_id}"
 
 
+def make_mapped_file(path: Path, size: int) -> mmap.mmap:
+    """Make a file of zeros, whole or not at all, and map it to write."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(bytes(size))
+    with temporary.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), size)
+    temporary.rename(path)
+    return mapped
+
+
+class MappedFile:
+    """Such a file in the process that reads it; its name goes as soon as it is mapped."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size = path, size
+        self._map: mmap.mmap | None = None
+        # On encode the worker is there before its scheduler: nothing stays behind, however both end.
+        self.mapped()
+
+    def mapped(self) -> mmap.mmap | None:
+        """Return the mapping; None before the writer is there."""
+        if self._map is None:
+            try:
+                with self._path.open("rb") as file:
+                    self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
+                self._path.unlink()
+            except FileNotFoundError:
+                return None
+        return self._map
+
+
 class Counters:
     """The counting side; threads may count at once."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         """Make the file, whole or not at all."""
-        size = len(names) * _NUMBER.size
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_bytes(bytes(size))
-        with temporary.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), size)
-        temporary.rename(path)
+        self._map = make_mapped_file(path, len(names) * _NUMBER.size)
         self._offsets = {name: index * _NUMBER.size for index, name in enumerate(names)}
         self._lock = threading.Lock()
 
@@ -47,28 +73,15 @@ class CounterReader:
     """The reading side."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._path = path
         self._last = dict.fromkeys(names, 0.0)
-        self._map: mmap.mmap | None = None
+        self._file = MappedFile(path, len(names) * _NUMBER.size)
 
     def take(self) -> dict[str, float]:
         """Return by how much each number grew since the last call; nothing before the writer is there."""
-        counted = self._mapped()
+        counted = self._file.mapped()
         if counted is None:
             return {}
         now = {name: value for name, (value,) in zip(self._last, _NUMBER.iter_unpack(counted), strict=True)}
         grown = {name: value - self._last[name] for name, value in now.items() if value != self._last[name]}
         self._last = now
         return grown
-
-    def _mapped(self) -> mmap.mmap | None:
-        if self._map is None:
-            try:
-                with self._path.open("rb") as file:
-                    self._map = mmap.mmap(
-                        file.fileno(), len(self._last) * _NUMBER.size, access=mmap.ACCESS_READ
-                    )
-                self._path.unlink()
-            except FileNotFoundError:
-                return None
-        return self._map

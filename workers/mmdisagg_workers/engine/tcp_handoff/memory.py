@@ -66,6 +66,11 @@ class Arena:
         os.ftruncate(descriptor, capacity)
         return cls(mmap.mmap(descriptor, capacity), f"/proc/{os.getpid()}/fd/{descriptor}")
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of all holes together."""
+        return sum(hole.end - hole.start for hole in self._holes)
+
     def allocate(self, size: int) -> Block | None:
         """Take a block of at least `size` bytes from the first hole that is large enough, if there is one."""
         wanted = aligned(size)

@@ -4,8 +4,8 @@
     client  proof      magic, version, nonce, MAC over both nonces
     server  proof      MAC over both nonces
     then, as often as the client likes:
-    client  request    identity, zero-padded
-    server  reply      status, dtype, rows, width, size; after `FOUND` the embedding's `size` bytes
+    client  request    verb, identity (zero-padded), number of the reservation that it ends
+    server  reply      to `FETCH`: status, dtype, rows, width, size; after `FOUND` the `size` bytes
 
 Both sides prove that they know the stage token; the token itself never travels. What follows is neither
 encrypted nor authenticated byte by byte: the pod network carries the KV blocks in the same way.
@@ -20,22 +20,24 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from mmdisagg_workers.contract import IdentityError, check_identity
+from mmdisagg_workers.contract import check_identity
 
 MAGIC: Final = b"mmdisagg"
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
 MAC_BYTES: Final = 32
+NUMBER_BITS: Final = 48
+"""Of a reservation; JSON readers that know only floating-point numbers keep it whole."""
 ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Element types of embeddings, by torch's name, and their size."""
 
 _GREETING: Final = struct.Struct(f">8sH{NONCE_BYTES}s")
-_IDENTITY: Final = struct.Struct(">128s")
+_REQUEST: Final = struct.Struct(">B128sQ")
 _REPLY: Final = struct.Struct(">B16sQQQ")
 
 HELLO_BYTES: Final = _GREETING.size
 PROOF_BYTES: Final = _GREETING.size + MAC_BYTES
-REQUEST_BYTES: Final = _IDENTITY.size
+REQUEST_BYTES: Final = _REQUEST.size
 REPLY_BYTES: Final = _REPLY.size
 
 
@@ -58,6 +60,13 @@ class ProtocolError(HandoffError):
 
 class UnauthenticatedError(ProtocolError):
     """The other side does not know the stage token."""
+
+
+class Verb(IntEnum):
+    """What a client wants."""
+
+    FETCH = 0
+    RELEASE = 1
 
 
 class Status(IntEnum):
@@ -112,6 +121,38 @@ class Greeting:
         return cls(nonce)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for.
+
+    Attributes:
+        verb: to have the embedding, or to say that it is not needed.
+        identity: the embedding's media identity.
+        reservation: the number that encode reported; 0 for none.
+    """
+
+    verb: Verb
+    identity: str
+    reservation: int = 0
+
+    def encode(self) -> bytes:
+        """Return the bytes on the wire."""
+        return _REQUEST.pack(self.verb, self.identity.encode(), self.reservation)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Request:
+        """Read a request.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        verb, identity, reservation = _REQUEST.unpack(data)
+        try:
+            return cls(Verb(verb), check_identity(identity.rstrip(b"\0").decode("ascii")), reservation)
+        except ValueError as error:
+            raise ProtocolError(f"no request: {error}") from None
+
+
 def proof(token: str, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     """Return the MAC by which one side proves that it knows the stage token.
 
@@ -133,23 +174,6 @@ def check_proof(expected: bytes, found: bytes) -> None:
     """
     if not hmac.compare_digest(expected, found):
         raise UnauthenticatedError("the other side does not know the stage token")
-
-
-def encode_request(identity: str) -> bytes:
-    """Return the bytes that ask for an embedding."""
-    return _IDENTITY.pack(identity.encode())
-
-
-def decode_request(data: bytes) -> str:
-    """Read which embedding is asked for.
-
-    Raises:
-        ProtocolError: it is no identity.
-    """
-    try:
-        return check_identity(data.rstrip(b"\0").decode("ascii"))
-    except (UnicodeDecodeError, IdentityError) as error:
-        raise ProtocolError(f"no identity: {error}") from None
 
 
 def encode_reply(layout: Layout | None) -> bytes:

@@ -1,20 +1,21 @@
 """Encode's embeddings in host memory: a fixed number of bytes, least recently used first out.
 
-What was announced and not yet fetched goes last: its request is on the way. What is being read stays.
+What is reserved for a consumer, or is being read, stays.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from .memory import Arena, Block
+from .memory import Arena, Block, aligned
 from .protocol import Layout
+from .reservations import Reservations
 
 
 @dataclass(eq=False)
@@ -33,47 +34,66 @@ class Stored:
 
 
 class HostStore:
-    """The store; see the module's docstring. Any thread may call."""
+    """The store; see the module's docstring. One thread publishes, any may read."""
 
-    def __init__(self, capacity: int, count: Callable[[str, float], None]) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        count: Callable[[str, float], None],
+        reservations: Reservations | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
             capacity: bytes that all embeddings together may have.
             count: called with the name of a counter and an amount.
+            reservations: what may not be evicted; the store's own from now on.
         """
         self._arena = Arena.private(capacity)
         self._count = count
         self._lock = threading.Lock()
-        self._announced: OrderedDict[str, Stored] = OrderedDict()
-        self._fetched: OrderedDict[str, Stored] = OrderedDict()
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._reservations = Reservations() if reservations is None else reservations
 
-    def publish(self, identity: str, embedding: torch.Tensor) -> bool:
-        """Store an embedding, shape [rows, width], from any device, that a request is about to announce.
+    def reserve(self, numbers: Mapping[int, str]) -> None:
+        """Keep embeddings, there or still to come; a number and an identity for each."""
+        with self._lock:
+            for number, identity in numbers.items():
+                self._reservations.open(number, identity)
+
+    def end(self, number: int) -> bool:
+        """End a reservation; returns whether there was one."""
+        with self._lock:
+            return self._reservations.end(number)
+
+    def publish(self, identity: str, embedding: torch.Tensor) -> frozenset[int] | None:
+        """Store an embedding, shape [rows, width], from any device; the time of its reservations begins.
 
         Returns:
-            False when there is no room, because what is there is being read.
+            The numbers of its reservations that were not returned before; None when there is no room, because
+            what is there is reserved or being read.
         """
         layout = Layout(str(embedding.dtype).removeprefix("torch."), *embedding.shape)
         with self._lock:
-            if self._announce_again(identity):
-                return True
+            if identity in self._stored:
+                return self._used(identity)
             block = self._room(layout.size)
         if block is None:
             self._count("unpublished", 1)
-            return False
+            return None
         self._arena.tensor_of(block, layout).copy_(embedding.detach())
-        with self._lock:
-            self._announced[identity] = Stored(layout, block)
         self._count("published", 1)
-        return True
+        with self._lock:
+            self._stored[identity] = Stored(layout, block)
+            return self._used(identity)
 
     @contextmanager
     def reading(self, identity: str) -> Iterator[Stored | None]:
         """Yield an embedding that stays while the context lasts; None when it is not there."""
         with self._lock:
-            stored = self._announced.get(identity) or self._fetched.get(identity)
+            stored = self._stored.get(identity)
             if stored is not None:
+                self._stored.move_to_end(identity)
                 stored.readers += 1
         try:
             yield stored
@@ -86,31 +106,35 @@ class HostStore:
         """Return the bytes of an embedding that is being read."""
         return self._arena.bytes_of(stored.block, stored.layout.size)
 
-    def fetched(self, identity: str) -> None:
-        """Note that a consumer has the embedding: it may go before those that none has."""
-        with self._lock:
-            stored = self._announced.pop(identity, None) or self._fetched.pop(identity, None)
-            if stored is not None:
-                self._fetched[identity] = stored
-
-    def _announce_again(self, identity: str) -> bool:
-        stored = self._announced.pop(identity, None) or self._fetched.pop(identity, None)
-        if stored is not None:
-            self._announced[identity] = stored
-        return stored is not None
+    def _used(self, identity: str) -> frozenset[int]:
+        self._stored.move_to_end(identity)
+        return self._reservations.confirm(identity)
 
     def _room(self, size: int) -> Block | None:
+        if size > self._arena.capacity:
+            return None
         block = self._arena.allocate(size)
-        while block is None and size <= self._arena.capacity and self._evict():
+        while block is None and self._evict():
+            block = self._arena.allocate(size)
+        if block is None and self._arena.free_bytes >= aligned(size):
+            self._close_ranks()
             block = self._arena.allocate(size)
         return block
 
     def _evict(self) -> bool:
-        for shelf in (self._fetched, self._announced):
-            for identity, stored in shelf.items():
-                if not stored.readers:
-                    del shelf[identity]
-                    self._arena.free(stored.block)
-                    self._count("evictions", 1)
-                    return True
+        for identity, stored in self._stored.items():
+            if not stored.readers and not self._reservations.of(identity):
+                del self._stored[identity]
+                self._arena.free(stored.block)
+                self._count("evictions", 1)
+                return True
         return False
+
+    def _close_ranks(self) -> None:
+        # What was admitted must fit, however what is reserved lies.
+        for stored in sorted(self._stored.values(), key=lambda one: one.block.start):
+            if not stored.readers:
+                before = stored.block
+                self._arena.free(before)
+                stored.block = self._arena.allocate(stored.layout.size) or before
+                self._arena.memory.move(stored.block.start, before.start, stored.layout.size)
