@@ -177,8 +177,12 @@ class Stacks:
         if self._current is None or self._current[0] != key:
             self.stop()
             stack = Stack(model, topology, **spec)
+            try:
+                stack.start()
+            except BaseException:
+                stack.stop()
+                raise
             self._current = (key, stack)
-            stack.start()
         return self._current[1]
 
     def stop(self) -> None:
