@@ -31,13 +31,27 @@ class DeploymentFile:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases: a few lines of them can stand for more than the memory holds."""
+    """YAML without aliases and without keys that come twice.
+
+    A few lines of aliases can stand for more than the memory holds; of two equal keys one would be lost.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.MappingNode):
+            _refuse_repeated(node)
+        return node
+
+
+def _refuse_repeated(mapping: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in mapping.value:
+        if isinstance(key, yaml.ScalarNode) and key.value in seen:
+            raise yaml.composer.ComposerError(None, None, f"{key.value!r} comes twice", key.start_mark)
+        seen.add(str(key.value))
 
 
 def read_deployment(path: Path) -> DeploymentFile:

@@ -79,6 +79,12 @@ def test_yaml_aliases_are_refused(machine: Machine) -> None:
     assert (result.exit_code, "aliases are not supported" in result.stderr) == (2, True)
 
 
+def test_a_key_that_comes_twice_is_refused(machine: Machine) -> None:
+    machine.file.write_text(machine.file.read_text() + "\nspec: {}\n")
+    result = run("render", "-f", machine.file)
+    assert (result.exit_code, "'spec' comes twice" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_a_port_that_is_none_is_wrong_usage(machine: Machine, port: int) -> None:
     assert run("up", "-f", machine.file, "--port", port).exit_code == 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import uvloop
@@ -38,6 +40,9 @@ from .settings import (
 
 EXIT_BAD_SETTINGS: Final = 42
 AUTO: Final = "Auto"
+MAX_PORT: Final = 65535
+HEADER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+"""As the resource's `router.tenantHeader`."""
 
 _EPILOG: Final = f"""\
 The roles that are given make the topology: encode, prefill and decode (E/P/D), encode and decode
@@ -64,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cli.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    cli.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
+    cli.add_argument("--port", type=_port, default=8000, help="port to listen on (default: %(default)s)")
     cli.add_argument("--served-model", required=True, metavar="NAME", help="name that clients ask for")
     for role in STAGES:
         cli.add_argument(
@@ -72,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
             nargs="+",
             default=[],
             action="extend",
+            type=_url,
             metavar="URL",
             help=f"base URLs of the {role} engines",
         )
@@ -93,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
     )
     cli.add_argument(
         "--tenant-header",
+        type=_header,
         metavar="NAME",
         help="header, set by a gateway, that names the tenant; tenants share no remembered pictures",
     )
@@ -242,6 +249,26 @@ def _add_seconds(cli: argparse.ArgumentParser, name: str, default: float, purpos
     cli.add_argument(
         name, type=float, default=default, metavar="S", help=f"seconds {purpose} (default: %(default)g)"
     )
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"got {text!r}; give a base URL such as http://127.0.0.1:8100")
+    return text
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= MAX_PORT:
+        raise argparse.ArgumentTypeError(f"got {number}; give a port up to {MAX_PORT}")
+    return number
+
+
+def _header(text: str) -> str:
+    if not HEADER_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"got {text!r}; give the name of a header: letters, digits, hyphens")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -92,6 +92,24 @@ def test_a_limit_that_admits_nobody_stops_the_start(number, capsys):
     assert "--max-in-flight" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--decode", "notaurl"],
+        ["--decode", "ftp://127.0.0.1"],
+        ["--decode", "http://:80"],
+        ["--port", "99999"],
+        ["--port", "-1"],
+        ["--tenant-header", "bad:header"],
+        ["--tenant-header", "bad header"],
+    ],
+)
+def test_a_word_that_is_none_of_its_kind_stops_the_start(words, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--served-model", "m", "--decode", "http://d", *words])
+    assert words[1] in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("media", ["{", "[]", '{"limits": {"images": -1}}', '{"limits": {"bytes": "20Mi"}}'])
 def test_malformed_media_settings_stop_the_start(media, monkeypatch, capsys):
     monkeypatch.setenv("MMDISAGG_MEDIA", media)
