@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from kubernetes.config import new_client_from_config
 from prometheus_client.parser import text_string_to_metric_families
 
 from mmdisagg_operator.kinds import CHILDREN, DEPLOYMENT, LEASE, POD, RESOURCE, SECRET, Kind
+from testbed import deadline
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,15 +32,9 @@ APPLY = "application/apply-patch+yaml"
 
 def until(what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Return what `condition` returns once that is true; errors of the moment are none."""
-    end, last = time.monotonic() + seconds, "false"
-    while time.monotonic() < end:
-        try:
-            if found := condition():
-                return found
-        except (requests.RequestException, KeyError, LookupError) as error:
-            last = repr(error)
-        time.sleep(0.1)
-    raise AssertionError(f"{what}: not within {seconds:g} s ({last})")
+    return deadline.until(
+        what, condition, seconds=seconds, pause=0.1, excused=(requests.RequestException, LookupError)
+    )
 
 
 class Kube:

@@ -7,16 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from chart import ROOT
 
+from testbed import deadline
+
 CRD = "multimodaldisaggdeployments.mmdisagg.io"
 RESOURCE = "multimodaldisaggdeployments"
+until = partial(deadline.until, pause=0.2)
 PRESETS = sorted((ROOT / "charts/mmdisagg/presets").glob("*.yaml"))
 TOPOLOGIES = ("E/P/D", "E/PD", "EP/D", "PD")
 # Without nodes nothing runs: one operator of the tests' own is started where one is needed.
@@ -39,13 +42,6 @@ class Kubectl:
 
     def exists(self, *words):
         return bool(self("get", *words, "--ignore-not-found", "--output=name").strip())
-
-
-def until(what, holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(Path(__file__).parent), *(str(ROOT / part) for part in ("e2e", "e2e/local", "images"))]
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    *(str(ROOT / part) for part in ("e2e", "e2e/local", "images", "operator/tests")),
+]
 
 import build  # noqa: E402
 from deployed import Deployed, Places, shapes  # noqa: E402

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from documents import merged
 from kubectl import Json, Kubectl, until
+
+from testbed.errors import NotInTime
 
 ROOT = Path(__file__).resolve().parents[2]
 LABEL = "mmdisagg.io/deployment"
@@ -77,19 +79,7 @@ def shapes(name: str, places: Places, roles: Mapping[str, str], **spec: Any) -> 
 
 def changed(resource: Json, **spec: Any) -> Json:
     """The resource with a changed spec: mappings are merged, None removes."""
-    return {**resource, "spec": _merged(resource["spec"], spec)}
-
-
-def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> Json:
-    result = deepcopy(dict(base))
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = _merged(result[key], value)
-        else:
-            result[key] = deepcopy(value)
-    return result
+    return {**resource, "spec": merged(resource["spec"], spec)}
 
 
 class Deployed:
@@ -126,7 +116,7 @@ class Deployed:
 
         try:
             until(f"{self.name}: {kind}={status} {reason}", said, seconds)
-        except AssertionError as error:
+        except NotInTime as error:
             raise AssertionError(f"{error}\n{self.describe()}") from None
         return str(self.condition(kind)["message"])
 
@@ -139,7 +129,7 @@ class Deployed:
 
         try:
             until(f"{self.name}: every condition True", settled, seconds)
-        except AssertionError as error:
+        except NotInTime as error:
             raise AssertionError(f"{error}\n{self.describe()}\n{self.logs()}") from None
 
     def _complete(self) -> bool:

@@ -7,26 +7,19 @@ import re
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from testbed import deadline
 
 Json = dict[str, Any]
 
 
 def until(what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Return what `condition` returns once that is true; a refusal of kubectl's is a no."""
-    end, last = time.monotonic() + seconds, "false"
-    while time.monotonic() < end:
-        try:
-            if found := condition():
-                return found
-        except Refused as error:
-            last = str(error)
-        time.sleep(0.3)
-    raise AssertionError(f"{what}: not within {seconds:g} s ({last})")
+    return deadline.until(what, condition, seconds=seconds, pause=0.3, excused=(Refused,))
 
 
 class Refused(AssertionError):

@@ -33,3 +33,22 @@ def test_it_names_what_was_awaited_and_where_to_look():
 def test_what_the_condition_raises_ends_the_wait():
     with pytest.raises(ZeroDivisionError):
         until("nothing", lambda: 1 / 0 > 0)
+
+
+def test_what_the_condition_returns_is_handed_on():
+    assert until("a number", lambda: 7) == 7
+
+
+def test_an_excused_exception_is_a_no_and_the_last_one_is_told():
+    clock = Clock()
+    with pytest.raises(NotInTime, match=r"a key: not after 2 s \(KeyError\('it'\)\)"):
+        until(
+            "a key",
+            lambda: {}["it"],
+            seconds=2,
+            pause=0.5,
+            excused=(LookupError,),
+            clock=clock,
+            sleep=clock.sleep,
+        )
+    assert clock.now == pytest.approx(2.5)
