@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from .api.names import OBJECT_NAME
 from .cluster import Cluster
 from .errors import ApiError
 from .kinds import CHILDREN, POD, RESOURCE, SECRET, Kind
@@ -17,7 +18,7 @@ MANAGED_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in _MANAGED
 """Selects every object that any deployment's children are among."""
 
 _REVISION: Final = re.compile(r"[0-9a-f]+")
-_SECRET_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_SECRET_NAME: Final = re.compile(OBJECT_NAME)
 """Anything else is no name, and as a part of a path might lead to another namespace."""
 
 

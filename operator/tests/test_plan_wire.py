@@ -15,7 +15,7 @@ from mmdisagg_operator.plan.objects import DEPLOYMENT_LABEL, REVISION_LABEL, ROL
 from mmdisagg_operator.plan.objects.images import Images, with_images
 from mmdisagg_workers import contract
 from mmdisagg_workers.router import settings, slices
-from mmdisagg_workers.router.main import engines_of, parser, settings_from
+from mmdisagg_workers.router.main import HEADER_NAME, engines_of, parser, settings_from
 
 TOKEN = "t" * 32
 
@@ -45,6 +45,11 @@ def test_the_log_is_quiet_about_the_info():
 
 def test_the_router_admits_as_many_requests_by_itself_as_by_the_resource():
     assert RouterRole().max_in_flight == settings.MAX_IN_FLIGHT
+
+
+def test_a_header_that_the_resource_takes_is_one_that_the_router_takes():
+    schema = RouterRole.model_json_schema()["properties"]["tenantHeader"]["anyOf"][0]
+    assert schema["pattern"] == f"^{HEADER_NAME.pattern}$"
 
 
 @pytest.mark.parametrize("site", [local, ClusterSite.of])

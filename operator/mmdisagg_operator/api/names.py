@@ -13,7 +13,10 @@ from .structure import refused
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
-ObjectName = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}(\.{_LABEL})*$", max_length=253)]
+OBJECT_NAME: Final = rf"^{_LABEL}(\.{_LABEL})*$"
+"""Pattern of a DNS subdomain (RFC 1123)."""
+
+ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_NAME, max_length=253)]
 """Name of a Secret, a claim or a storage class in the deployment's namespace: a DNS subdomain (RFC 1123)."""
 
 SecretKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]

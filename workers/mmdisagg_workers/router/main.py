@@ -30,13 +30,7 @@ from .pipeline import Pipeline
 from .readiness import Readiness
 from .request_log import RequestLog
 from .server import Front
-from .settings import (
-    MAX_IN_FLIGHT,
-    Deadlines,
-    Settings,
-    SettingsError,
-    limits_from,
-)
+from .settings import MAX_IN_FLIGHT, Deadlines, Settings, SettingsError, limits_from
 
 EXIT_BAD_SETTINGS: Final = 42
 AUTO: Final = "Auto"

@@ -30,7 +30,7 @@ def _environment(monkeypatch, tmp_path):
     monkeypatch.setenv(FAMILY, "Qwen2.5-VL")
     monkeypatch.setenv(GEOMETRY, GEOMETRY_JSON)
     monkeypatch.setenv(STAGE_TOKEN, TOKEN)
-    monkeypatch.setattr(connector_module, "counter_file", lambda engine_id: tmp_path / engine_id)
+    monkeypatch.setattr(connector_module, "meeting_place", lambda engine_id: tmp_path / engine_id)
 
 
 def config(role, rank=0, **extra):

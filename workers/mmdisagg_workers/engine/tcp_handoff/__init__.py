@@ -8,8 +8,9 @@
     server          answers fetches from the store; threads of encode's worker process
     client          fetches embeddings from one peer
     arrivals        what a consumer has fetched or is fetching; threads of its engine-core process
-    counters        numbers that encode's worker process shows to its engine-core process
-    journal         what it tells it about reservations
+    mapped_file     how encode's worker process tells its engine-core process something
+    counters        numbers, told so
+    journal         what becomes of reservations, told so
     connector       vLLM's encoder-cache connector, made of these
 
 On encode the tensors are in the worker process, so store and server are there. On a consumer the scheduler

@@ -28,8 +28,9 @@ from mmdisagg_workers.engine.settings import GEOMETRY, geometry_from_json
 
 from .arrivals import Arrival, Arrivals, State, Wanted
 from .client import HOST, PORT, RESERVATION, SIZE, Peer, reservation_of
-from .counters import CounterReader, Counters, counter_file
+from .counters import CounterReader, Counters
 from .journal import Event, Journal, JournalReader
+from .mapped_file import meeting_place
 from .memory import ArenaView, MappedEmbedding
 from .protocol import ITEM_BYTES, HandoffError, Layout
 from .reservations import Admission
@@ -75,20 +76,20 @@ class TcpConnector(LoadingConnector):
         self._capacity = int(settings.get_from_extra_config("capacity", 0))
         if self._capacity <= 0:
             raise ValueError("ec_connector_extra_config.capacity is missing; give a number of bytes")
-        self._place = {name: settings.get_from_extra_config(name, None) for name in ("host", "port")}
         self._width = geometry_from_json(os.environ.get(GEOMETRY, "")).embedding_width
         self._dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
         if self._dtype not in ITEM_BYTES:
             raise ValueError(
                 f"models of dtype {self._dtype} are not served over Tcp; use {sorted(ITEM_BYTES)}"
             )
-        self._counter_file = counter_file(settings.engine_id)
+        self._counter_file = meeting_place(settings.engine_id)
         self._journal_file = self._counter_file.with_name(f"{self._counter_file.name}-journal")
         self._arena_view = ArenaView()
         self._server: EmbeddingServer | None = None
         self._store: HostStore | None = None
         if self.is_producer:
-            self._address = Peer.from_entry({HOST: self._place["host"], PORT: self._place["port"]})
+            option = settings.get_from_extra_config
+            self._address = Peer.from_entry({HOST: option("host", None), PORT: option("port", None)})
         self._counted: Callable[[], dict[str, float]] = dict
         if role is ECConnectorRole.SCHEDULER and self.is_consumer:
             self._arrivals = Arrivals(self._capacity, os.environ[STAGE_TOKEN])
@@ -113,7 +114,8 @@ class TcpConnector(LoadingConnector):
             counters.add,
             lambda number: self._journal.write(Event.ENDED, number),
         )
-        logger.info("embedding port: %s:%d, room for %d bytes", *self._place.values(), self._capacity)
+        host, port = self._address.host, self._address.port
+        logger.info("embedding port: %s:%d, room for %d bytes", host, port, self._capacity)
 
     def shutdown(self) -> None:
         """Worker: close encode's port."""

@@ -1,7 +1,4 @@
-"""What encode's worker process tells its scheduler about reservations, in the order of events.
-
-Like the counters it is a mapped file: vLLM 0.32.0 gives an encoder-only worker no other way.
-"""
+"""What encode's worker process tells its scheduler about reservations, in the order of events."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from .counters import MappedFile, make_mapped_file
+from .mapped_file import MappedFile, make_mapped_file
 
 RECORDS: Final = 1 << 14
 """The scheduler reads in each step, and no reservation has more than two; a reader that missed some only
