@@ -97,8 +97,9 @@ def demo(
     console: Console,
 ) -> bool:
     """Ask about the pictures on both sides and show everything; True when every answer passed."""
-    saved = Path(tempfile.mkdtemp(prefix="mmdisagg-demo-"))
     with side_by_side(file, signals, console, timeout_s) as pair:
+        # Not earlier: a demo that ends before it shows anything leaves nothing behind.
+        saved = Path(tempfile.mkdtemp(prefix="mmdisagg-demo-"))
         told = []
         for number, shown in enumerate(pictures, 1):
             signals.raise_if_received()

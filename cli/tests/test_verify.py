@@ -2,9 +2,10 @@
 
 import json
 import re
+import signal
 
 import pytest
-from machine import DEPLOYMENT, Machine
+from machine import DEPLOYMENT, Machine, eventually
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -123,3 +124,13 @@ def test_the_demo_refuses_what_is_no_picture(machine: Machine) -> None:
     result = run("demo", "-f", machine.file, "--picture", machine.file)
     assert result.exit_code == 2
     assert "cannot be shown" in result.stderr
+
+
+def test_a_demo_that_is_stopped_while_engines_load_leaves_nothing(machine: Machine) -> None:
+    machine.behave({"router": {"ready_after": 60}})
+    process = machine.start("demo", "-f", "fake.yaml")
+    eventually(lambda: len(machine.processes()) == 6)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert machine.leftovers() == []
