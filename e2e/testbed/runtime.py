@@ -18,6 +18,8 @@ from testbed.processes import Processes
 
 SOCKET = "/run/containerd/containerd.sock"
 CTR = ("ctr", "--namespace", "k8s.io")
+SERVES_PODS = "Start streaming server"
+"""What containerd logs as its CRI service opens. Its socket answers earlier, and a kubelet that asks then ends."""
 
 
 def runtime_config(folder: Path) -> str:
@@ -106,6 +108,8 @@ class Runtime:
 
     def _answers(self) -> bool:
         self.processes.require(self.process)
+        if SERVES_PODS not in self.processes.log(self.process).read_text(errors="replace"):
+            return False
         try:
             self._ctr("version")
         except ProgramFailed:
