@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 import requests
 from chat import Server
 from pictures import WORDS_FOR_TWO_BLOCKS, about, image_part, noise, video_part
-from stack import ALLOWED_HOST, Stack
+from stack import ALLOWED_HOST, Stack, eventually
 from test_qwen2_5_vl import assert_same
 
 from mmdisagg_cli.scenes import question
@@ -32,7 +33,7 @@ REQUESTS = 200 if os.environ.get("MMDISAGG_LONG") else 40
 @pytest.fixture(scope="module")
 def answered(qwen):
     """What the aggregated engine answers, kept while another deployment, without one, is tested."""
-    contents = [*workload(), *repeated(10, 10), unseen()]
+    contents = [*workload(), *repeated(10, 10), unseen(), *in_flight()]
     answers = qwen().reference.ask_all(contents, at_once=4, ignore_eos=True)
     return dict(zip(map(json.dumps, contents), answers, strict=True))
 
@@ -58,10 +59,10 @@ def workload() -> list[Any]:
     return [*contents, about(video_part(3))]
 
 
-def repeated(pictures: int, count: int) -> list[Any]:
+def repeated(pictures: int, count: int, first: int = 900) -> list[Any]:
     """Questions about a few pictures in turn; the words before a picture keep the prefix cache out."""
     return [
-        about(image_part(noise(900 + n % pictures, 112, 112)), words=40, seed=n, text="describe this")
+        about(image_part(noise(first + n % pictures, 112, 112)), words=40, seed=n, text="describe this")
         for n in range(count)
     ]
 
@@ -69,6 +70,11 @@ def repeated(pictures: int, count: int) -> list[Any]:
 def unseen() -> list[Any]:
     """A question about a picture that no other test asks about."""
     return about(image_part(noise(777, 112, 112)), words=40, seed=77)
+
+
+def in_flight() -> list[Any]:
+    """Questions about pictures that no other test asks about, to be asked all at once."""
+    return repeated(8, 8, first=1300)
 
 
 def sent(server: Server, name: str) -> float:
@@ -102,13 +108,14 @@ def test_the_wrong_picture_would_be_noticed(stack, answered):
 
 def test_a_picture_is_encoded_and_fetched_once_however_often_it_is_asked_about(stack):
     encode, prefill = stack.engine("encode"), stack.engine("prefill")
-    contents = repeated(1, 12)
-    before = encode.metric("vllm:request_success_total"), sent(prefill, "misses")
+    contents = repeated(1, 50, first=1900)
+    encodes, misses = encode.metric("vllm:request_success_total"), sent(prefill, "misses")
     assert [a.status for a in stack.router().ask_all(contents[:1])] == [200]
-    assert [a.status for a in stack.router().ask_all(contents[1:], at_once=4)] == [200] * 11
-    assert encode.metric("vllm:request_success_total") - before[0] <= 1
-    assert sent(prefill, "misses") - before[1] <= 1
-    assert sent(prefill, "hits") > 0
+    hits = sent(prefill, "hits")
+    assert [a.status for a in stack.router().ask_all(contents[1:], at_once=4)] == [200] * 49
+    assert encode.metric("vllm:request_success_total") - encodes == 1
+    assert sent(prefill, "misses") - misses == 1
+    assert sent(prefill, "hits") > hits
 
 
 def test_eight_pictures_and_a_picture_of_ten_megabytes(stack):
@@ -258,6 +265,25 @@ def test_an_encode_engine_that_dies_between_the_legs_of_a_request_is_replaced_by
     assert_same([found], [answered[json.dumps(content)]])
     crowded.local.role("encode-0").restart()
     crowded.local.role("encode-0").wait_ready(240)
+    wait_ready(crowded)
+
+
+def test_an_encode_engine_that_dies_with_requests_in_hand_costs_no_request(crowded, answered):
+    """All of it but its HTTP server stands still first, so that it surely has some when it is killed."""
+    role, router, contents = crowded.local.role("encode-0"), crowded.router(), in_flight()
+    for process in crowded.processes("encode-0"):
+        if process != role.process:
+            os.kill(process.pid, signal.SIGSTOP)
+    retries = router.metric("mmdisagg_router_retries_total")
+    with ThreadPoolExecutor(len(contents)) as pool:
+        running = [pool.submit(router.ask, content, ignore_eos=True) for content in contents]
+        eventually(lambda: any(future.done() for future in running), 60, "the other engine serves")
+        role.kill()
+        answers = [future.result(60) for future in running]
+    assert_same(answers, [answered[json.dumps(content)] for content in contents])
+    assert router.metric("mmdisagg_router_retries_total") > retries
+    role.restart()
+    role.wait_ready(240)
     wait_ready(crowded)
 
 

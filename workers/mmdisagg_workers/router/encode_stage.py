@@ -10,6 +10,7 @@ from mmdisagg_workers.contract import Role
 from .body import ChatBody
 from .dispatch import Dispatcher, Tried
 from .engines import EngineSet
+from .errors import EngineFailedError
 from .legs import EncodedMedia, EncodedMedium, encode_leg
 from .media_cache import MediaCache, Scope, media_key
 from .replies import encoded_medium
@@ -68,13 +69,21 @@ class EncodeStage:
     async def _encode_all(
         self, body: ChatBody, media: Sequence[ClientMedium], engines: EngineSet, trace: Trace
     ) -> list[EncodedMedium]:
-        async def one(medium: ClientMedium) -> EncodedMedium:
-            reply = await self._dispatcher.reply(encode_leg(body, medium), trace, Tried(engines))
+        async def one(medium: ClientMedium, tried: Tried) -> EncodedMedium:
+            reply = await self._dispatcher.reply(encode_leg(body, medium), trace, tried)
             return encoded_medium(engines.model, medium, reply)
+
+        async def one_or_once_more(medium: ClientMedium) -> EncodedMedium:
+            tried = Tried(engines)
+            try:
+                return await one(medium, tried)
+            except EngineFailedError:
+                trace.retries += 1
+                return await one(medium, tried)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(medium)) for medium in media]
+                tasks = [group.create_task(one_or_once_more(medium)) for medium in media]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]

@@ -1,6 +1,7 @@
 """A request's way through the stages: what is sent when, and what is tried again.
 
-    encode      every distinct medium, side by side; a broken connection: once more, elsewhere
+    encode      every distinct medium, side by side; a broken connection, a 5xx, a report that lacks a fact:
+                once more, elsewhere
     prefill     a broken connection: once more, elsewhere; a 5xx with embeddings: encode once more
     decode      a failure before the first token: prefill and decode once more (KV parameters serve once)
 

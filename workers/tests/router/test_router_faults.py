@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from contextlib import suppress
 
 import pytest
+from aiohttp import web
 from scripted_engines import (
     changed,
     chat,
@@ -106,6 +108,41 @@ async def test_a_refusal_that_comes_as_a_streams_first_event_keeps_its_status(de
 
     assert reply.status == stream_status
     assert len(deployment.decode.recorded) == 1
+
+
+# -- encode fails ----------------------------------------------------------------------------------
+
+
+async def reports_nothing(engine, request, body):
+    reply = await engine.serve(request, body)
+    answer = json.loads(reply.body)
+    del answer["ec_transfer_params"]
+    return web.json_response(answer)
+
+
+@pytest.mark.parametrize("fault", [fails(500), fails(503), reports_nothing])
+@pytest.mark.parametrize("topology", ["E/P/D", "E/PD"])
+async def test_a_medium_whose_encode_fails_is_encoded_once_more_elsewhere(deploy, topology, fault):
+    deployment = await deploy(topology, encode=2)
+    first, second = deployment.engines["encode"]
+    first.faults = [fault] * 4
+
+    replies = [await deployment.post(chat(image_part(picture(f"p{i}")), "hm")) for i in range(4)]
+
+    assert [reply.content for reply in replies] == [f"I see p{i}" for i in range(4)]
+    assert len(second.recorded) == 4
+    assert await deployment.metric("mmdisagg_router_retries_total") == len(first.recorded) > 0
+
+
+@pytest.mark.parametrize("fault", [fails(500), reports_nothing])
+async def test_a_medium_is_not_encoded_a_third_time(deploy, fault):
+    deployment = await deploy()
+    deployment.encode.faults = [fault] * 3
+
+    reply = await deployment.post(ask())
+
+    assert (reply.status, reply.error["code"]) == (502, "engine_failed")
+    assert counts(deployment) | {"encode": 2, "prefill": 0} == counts(deployment)
 
 
 # -- lost embeddings -------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ async def test_errors_are_the_clients_own_types(served):
         await chats.create(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="may not be set by a client"):
         await chats.create(model=MODEL, messages=MESSAGES, extra_body={"kv_transfer_params": {}})
-    deployment.encode.faults = [fails(500)]
+    deployment.encode.faults = [fails(500), fails(500)]
     with pytest.raises(openai.InternalServerError):
         await chats.create(model=MODEL, messages=MESSAGES)
 
