@@ -45,6 +45,7 @@ def test_the_log_is_quiet_about_the_info():
 
 def test_the_router_admits_as_many_requests_by_itself_as_by_the_resource():
     assert RouterRole().max_in_flight == settings.MAX_IN_FLIGHT
+    assert RouterRole().max_bytes_in_flight == settings.MAX_BYTES_IN_FLIGHT
 
 
 def test_a_header_that_the_resource_takes_is_one_that_the_router_takes():
@@ -56,7 +57,12 @@ def test_a_header_that_the_resource_takes_is_one_that_the_router_takes():
 @pytest.mark.parametrize("topology", Topology)
 def test_the_router_understands_what_the_plan_tells_it(topology, site):
     change = {
-        "router": {"requestTimeoutSeconds": 30, "maxInFlight": 7, "tenantHeader": "X-Tenant"},
+        "router": {
+            "requestTimeoutSeconds": 30,
+            "maxInFlight": 7,
+            "maxBytesInFlight": "2Gi",
+            "tenantHeader": "X-Tenant",
+        },
         "media": {"limits": {"images": 3, "bytes": "1Mi"}},
     }
     wish = deployment(topology, change)
@@ -66,6 +72,7 @@ def test_the_router_understands_what_the_plan_tells_it(topology, site):
 
     assert (made.model, made.token) == (wish.spec.model.served_name, TOKEN)
     assert (made.deadlines.request, made.max_in_flight, made.tenant_header) == (30, 7, "X-Tenant")
+    assert made.max_bytes_in_flight == 2**31
     assert (made.limits.images, made.limits.bytes) == (3, 2**20)
     assert json.loads(launch.env[environment.MEDIA])["limits"] == asdict(made.limits)
     if site is local:

@@ -21,7 +21,7 @@ from pydantic import (
 
 from .enums import DecodeContract
 from .names import Labels, ObjectName, OwnLabels, VolumeName
-from .quantity import StorageSize
+from .quantity import Quantity, StorageSize
 from .reserved import EngineArgument, VariableName
 from .structure import Structure, refused
 
@@ -266,6 +266,9 @@ class RouterRole(PodFields):
     max_in_flight: Annotated[int, Field(ge=1, le=100000)] = 512
     """Requests that one router pod serves at once; above it clients get 429 with `Retry-After`. Each holds
     its pictures in the pod's memory until it is answered."""
+    max_bytes_in_flight: Quantity = Field(default=2**30, json_schema_extra={"default": "1Gi"})
+    """Bytes that the bodies of these requests may have together; above it clients get 429 too. The pod's
+    memory limit should be four times as much."""
     tenant_header: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$", max_length=64)] | None
     ) = None

@@ -24,6 +24,7 @@ def router(deployment: MultimodalDisaggDeployment, site: Site) -> Launch:
         *(word for role, urls in site.targets.items() for word in (f"--{role}", *urls) if urls),
         *("--decode-contract", str(spec.decode.contract)),
         *("--max-in-flight", str(spec.router.max_in_flight)),
+        *("--max-bytes-in-flight", str(spec.router.max_bytes_in_flight)),
         *(("--tenant-header", spec.router.tenant_header) if spec.router.tenant_header else ()),
         *("--request-timeout", str(spec.router.request_timeout_seconds)),
         *(("--drain-timeout", str(site.drain_seconds)) if site.drain_seconds else ()),

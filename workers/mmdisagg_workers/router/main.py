@@ -30,7 +30,7 @@ from .pipeline import Pipeline
 from .readiness import Readiness
 from .request_log import RequestLog
 from .server import Front
-from .settings import MAX_IN_FLIGHT, Deadlines, Settings, SettingsError, limits_from
+from .settings import MAX_BYTES_IN_FLIGHT, MAX_IN_FLIGHT, Deadlines, Settings, SettingsError, limits_from
 
 EXIT_BAD_SETTINGS: Final = 42
 AUTO: Final = "Auto"
@@ -92,12 +92,20 @@ def parser() -> argparse.ArgumentParser:
         help="requests served at once; above it clients get 429 (default: %(default)s)",
     )
     cli.add_argument(
+        "--max-bytes-in-flight",
+        type=_positive,
+        default=MAX_BYTES_IN_FLIGHT,
+        metavar="BYTES",
+        help="bytes of their bodies; above it clients get 429 (default: %(default)s)",
+    )
+    cli.add_argument(
         "--tenant-header",
         type=_header,
         metavar="NAME",
         help="header, set by a gateway, that names the tenant; tenants share no remembered pictures",
     )
     _add_seconds(cli, "--request-timeout", defaults.request, "for a request as a whole, its stream included")
+    _add_seconds(cli, "--body-timeout", defaults.body, "until a client has sent its request")
     _add_seconds(cli, "--connect-timeout", defaults.connect, "until a connection to an engine stands")
     _add_seconds(
         cli, "--stage-timeout", defaults.stage, "for an encode or prefill leg, or decode's first token"
@@ -125,6 +133,7 @@ def settings_from(options: argparse.Namespace, environment: Mapping[str, str]) -
         token=environment.get(STAGE_TOKEN, ""),
         limits=limits_from(environment),
         deadlines=Deadlines(
+            body=options.body_timeout,
             connect=options.connect_timeout,
             stage=options.stage_timeout,
             idle=options.idle_timeout,
@@ -132,6 +141,7 @@ def settings_from(options: argparse.Namespace, environment: Mapping[str, str]) -
             request=options.request_timeout,
         ),
         max_in_flight=options.max_in_flight,
+        max_bytes_in_flight=options.max_bytes_in_flight,
         tenant_header=options.tenant_header,
     )
 
@@ -149,14 +159,15 @@ async def serve(settings: Settings, access: Access | None, host: str, port: int,
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with open_session(settings.deadlines, settings.token) as session, aiohttp.ClientSession() as api:
+    async with open_session(settings.deadlines, settings.token) as session, aiohttp.ClientSession() as plain:
         engines, client = engines_of(settings), EngineClient(session, settings.deadlines)
-        front = build_front(settings, engines, client, InfoReader(session))
+        # Only legs carry the stage token: whoever answers at an engine's address has not said what it is yet.
+        front = build_front(settings, engines, client, InfoReader(plain))
         # A task of these that fails ends the process: it would serve from what it knew long ago.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(front.readiness.watch())]
             if access is not None and isinstance(engines, DiscoveredEngines):
-                found = discovery(settings, access, api, engines, front)
+                found = discovery(settings, access, plain, engines, front)
                 tasks.append(group.create_task(found.run()))
             try:
                 await _listen(front, host, port, drain, stop)
@@ -190,7 +201,7 @@ def discovery(
     engines: DiscoveredEngines,
     front: Front,
 ) -> Discovery:
-    """Return what keeps `engines` up to date; the legs' session would show the stage token."""
+    """Return what keeps `engines` up to date."""
     return Discovery(
         ApiServer(access, session),
         access.namespace,
@@ -202,7 +213,8 @@ def discovery(
 
 def build_front(settings: Settings, engines: Engines, client: EngineClient, reader: InfoReader) -> Front:
     """Put the parts together."""
-    admission, readiness = Admission(settings.max_in_flight), Readiness(engines, reader)
+    admission = Admission(settings.max_in_flight, settings.max_bytes_in_flight)
+    readiness = Readiness(engines, reader)
     return Front(
         settings=settings,
         pipeline=Pipeline(client, settings.deadlines),

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from .admission import Admission
+from .admission import Admission, Slot
 from .body import Body
 from .decode_stream import broken
 from .engines import EngineSet
@@ -115,7 +115,7 @@ class Front:
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
-        app = web.Application(client_max_size=self.settings.limits.body_bytes, middlewares=[_error_shape])
+        app = web.Application(middlewares=[_error_shape])
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/v1/models", self.models)
@@ -201,10 +201,10 @@ class Front:
         delivered: web.StreamResponse | None = None
         try:
             async with AsyncExitStack() as stack:
-                stack.enter_context(self.admission.slot())
+                slot = stack.enter_context(self.admission.slot())
                 # Before the body: while nobody can serve it, it need not be read.
                 await self.readiness.settled()
-                body = _parsed(parse, await self._body(request), trace)
+                body = _parsed(parse, await self._body(request, slot), trace)
                 answer = await self._open(stack, body, trace)
                 if isinstance(answer, FullAnswer):
                     return _json(answer.body, trace.headers()), None
@@ -280,20 +280,27 @@ class Front:
         trace.media = len(media)
         return Job(body, media, engines)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, slot: Slot) -> bytes:
         # Of several such headers aiohttp obeys the last.
         if any(value.lower() != "identity" for value in request.headers.getall("Content-Encoding", ())):
             raise UnsupportedEncodingError("Content-Encoding: send the body uncompressed.")
-        limit = self.settings.limits.body_bytes
-        if (request.content_length or 0) > limit:
-            raise _too_large(limit)
+        limit, body = self.settings.limits.body_bytes, bytearray()
+
+        def check(size: int) -> None:
+            if size > limit:
+                message = f"The body is larger than {limit} bytes, which media.limits allow at most."
+                raise TooLargeError(message)
+            slot.hold(size)
+
+        check(request.content_length or 0)
         try:
-            async with asyncio.timeout(self.settings.deadlines.stage):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise _too_large(limit) from None
+            async with asyncio.timeout(self.settings.deadlines.body):
+                async for piece in request.content.iter_any():
+                    check(len(body) + len(piece))
+                    body += piece
         except TimeoutError:
             raise InvalidRequestError("The body did not arrive in time.", None, "body_timeout") from None
+        return bytes(body)
 
 
 def _parsed(parse: Parser, data: bytes, trace: Trace) -> Body:
@@ -340,10 +347,6 @@ def _outcome(error: RouterError | None) -> str:
     if error is None:
         return "ok"
     return next(outcome for kind, outcome in _OUTCOMES if isinstance(error, kind))
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"The body is larger than {limit} bytes, which media.limits allow at most.")
 
 
 def _json(value: object, headers: dict[str, str] | None = None) -> web.Response:

@@ -18,6 +18,11 @@ MAX_IN_FLIGHT: Final = 512
 """Requests served at once where nothing else is said: two engines of vLLM's default batch (256) full."""
 
 
+MAX_BYTES_IN_FLIGHT: Final = 2**30
+"""Bytes of their bodies where nothing else is said. Each is held about three times: as it came, as it was
+read, and in the leg to an engine."""
+
+
 class SettingsError(ValueError):
     """The router cannot start with these settings; the message says which and why."""
 
@@ -31,6 +36,7 @@ class Deadlines:
     """How long the router waits, in seconds.
 
     Attributes:
+        body: until a client has sent its request.
         connect: until a connection to an engine stands.
         stage: until an encode or prefill leg is answered, or decode's stream begins.
         idle: between two pieces of decode's stream.
@@ -38,6 +44,7 @@ class Deadlines:
         request: for the request as a whole, its stream included.
     """
 
+    body: float = 60.0
     connect: float = 5.0
     stage: float = 300.0
     idle: float = 120.0
@@ -58,6 +65,7 @@ class Settings:
         limits: media limits.
         deadlines: how long to wait.
         max_in_flight: requests served at once.
+        max_bytes_in_flight: bytes of their bodies.
         tenant_header: header that names who asks, or None where nobody is told apart.
     """
 
@@ -69,6 +77,7 @@ class Settings:
     limits: MediaLimits = field(default_factory=MediaLimits)
     deadlines: Deadlines = Deadlines()
     max_in_flight: int = MAX_IN_FLIGHT
+    max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT
     tenant_header: str | None = None
 
 

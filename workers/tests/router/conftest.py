@@ -89,7 +89,7 @@ class Deployment:
         return self.engines["decode"][0]
 
     async def post(self, body: Any, path: str = "/v1/chat/completions", **options: Any) -> Reply:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
         headers = {"Content-Type": "application/json", **options.pop("headers", {})}
         async with self.http.post(self.url + path, data=data, headers=headers, **options) as response:
             return Reply(response.status, response.headers, await response.read())
@@ -150,6 +150,7 @@ async def deploy(stops: Stops) -> Deploy:
         deadlines: dict[str, float] | None = None,
         ready: bool = True,
         max_in_flight: int = 512,
+        max_bytes_in_flight: int = 2**30,
         tenant_header: str | None = None,
         **counts: int,
     ) -> Deployment:
@@ -170,6 +171,7 @@ async def deploy(stops: Stops) -> Deploy:
             limits=limits or MediaLimits(images=8, videos=1, bytes=100_000),
             deadlines=replace(DEADLINES, **(deadlines or {})),
             max_in_flight=max_in_flight,
+            max_bytes_in_flight=max_bytes_in_flight,
             tenant_header=tenant_header,
         )
         deployment = Deployment(world, engines, "")

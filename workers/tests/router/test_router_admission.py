@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from scripted_engines import MODEL, changed, chat, drops, fails, image_part, picture
@@ -97,6 +98,54 @@ async def test_a_client_that_is_still_sending_holds_a_slot(deploy):
 
     writer.close()
     await eventually(lambda: deployment.front.admission.in_flight == 0)
+    assert (await deployment.post(chat("hi"))).status == 200
+
+
+async def half_sent(deployment, headers):
+    """Begin a request that says what `headers` say, and send 600 bytes of it."""
+    host, port = deployment.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = b" " * 600
+    if b"chunked" in headers:
+        body = b"258\r\n" + body + b"\r\n"
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + body)
+    await eventually(lambda: deployment.front.admission.body_bytes >= 600)
+    return writer
+
+
+@pytest.mark.parametrize("headers", [b"Content-Length: 700", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_bodies_that_together_are_too_large_are_429_until_one_is_done(deploy, headers, chunked):
+    deployment = await deploy("PD", max_bytes_in_flight=1000)
+    writer = await half_sent(deployment, headers)
+    body = json.dumps(chat("x" * 500)).encode()
+
+    async def pieces():
+        yield body[:300]
+        yield body[300:]
+
+    reply = await deployment.post(pieces() if chunked else body)
+
+    assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+    assert "at most 1000" in reply.error["message"]
+    assert (await deployment.post(chat("hi"))).status == 200
+    writer.close()
+    await eventually(lambda: deployment.front.admission.body_bytes == 0)
+    assert (await deployment.post(pieces() if chunked else body)).status == 200
+
+
+async def test_a_body_larger_than_all_may_be_together_is_served_alone(deploy):
+    deployment = await deploy("PD", max_bytes_in_flight=10)
+
+    assert (await deployment.post(chat("x" * 500))).status == 200
+
+
+async def test_a_body_that_does_not_come_frees_its_slot(deploy):
+    deployment = await deploy("PD", max_in_flight=1, deadlines={"body": 0.2})
+    await half_sent(deployment, b"Content-Length: 700")
+
+    await eventually(lambda: deployment.front.admission.in_flight == 0)
+
     assert (await deployment.post(chat("hi"))).status == 200
 
 
